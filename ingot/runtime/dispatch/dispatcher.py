@@ -42,29 +42,29 @@ _clock: Final = time.perf_counter
 INLINE: Final = 250e-6
 # Bytes of an engine call from which on it is compared with the memory that is left, which takes up to 0.1 ms.
 _LARGE_CALL: Final = 64 << 20
-# Parts of a large request that are queued or running per engine; if they are small, as many as batches have samples.
+# Batches per engine for which parts of a large request are queued or running.
 _AT_ONCE: Final = 2
-# Share of the SLO that is planned with; the rest covers the way to the client, which is not measured here.
+# Share of the SLO that is planned with; the rest covers the transfer to the client, which is not measured here.
 _HEADROOM: Final = 0.95
-# Longest rest of the event loop after a tick while engine calls occupy all cores: in seconds, and as a share of the
+# Longest pause of the event loop after a tick while engine calls occupy all cores: in seconds, and as a share of the
 # expected duration of the last call.
-_REST: Final = 2e-3
-_REST_SHARE: Final = 0.1
+_PAUSE: Final = 2e-3
+_PAUSE_SHARE: Final = 0.1
 
 
 class Dispatcher(Owner):
     """A scheduler in front of one or more engines. Everything except ``close`` belongs to one event loop.
 
     Args:
-        name: the model's.
-        version: the model's.
+        name: the model's name.
+        version: the model's version.
         engines: the loaded model, once per instance; ``close`` closes them.
         signature: the contract that requests are checked against.
         scheduler: decides which requests run when.
         padding: for a model whose requests may be padded to one size.
         slo: seconds within which requests without a timeout are to be answered; None is unlimited.
-        answer_limit: of each request's outputs.
-        call_limit: of the memory of each engine call, if it can be predicted.
+        answer_limit: the limit of each request's outputs.
+        call_limit: the limit of the memory of each engine call, if it can be predicted.
         metrics: where requests and batches are counted.
         statistics: earlier counts of the model, which are continued.
         crowded: whether engine calls occupy all available cores.
@@ -115,14 +115,14 @@ class Dispatcher(Owner):
         self._batch_requests = metrics.batch_requests.labels(name, version)
         self._departures = {reason: metrics.batches.labels(name, version, reason) for reason in REASONS}
         self._memory_failures = metrics.memory_failures.labels(name, version)
-        self._elements = metrics.padding_elements.labels(name, version, "real")
-        self._fill = metrics.padding_elements.labels(name, version, "padding")
+        self._real_elements = metrics.padding_elements.labels(name, version, "real")
+        self._padding_elements = metrics.padding_elements.labels(name, version, "padding")
         most = scheduler.limits.max_batch if scheduler.batching else None
         self._check = SignatureCheck(signature, padding, most, call_limit)
         self._statistics = statistics or Statistics()
         self._answered = 0  # requests that the statistics do not count yet, and the sum of their seconds
         self._answered_seconds = 0.0
-        # When its answers began, its timings and entries, and why it left the queue.
+        # When its answers began, its timings, its numbers of entries and samples, and why it left the queue.
         self._last_batch: tuple[float, BatchTimings, int, int, str] | BatchTimes | None = None
         self._expiry = Expiry(name)
         self._isolated = any(engine.capabilities.isolated for engine in engines)
@@ -138,16 +138,16 @@ class Dispatcher(Owner):
         ]
         self._idle = list(self._instances)
         self.direct = Direct() if padding is not None else _direct(engines, signature)
-        self._spread = len({engine.device for engine in engines}) > 1
+        self._several_devices = len({engine.device for engine in engines}) > 1
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pump_due = False
+        self._dispatch_due = False
         # Time on a GPU does not block the caller; a call in an engine process may never end.
         self._short = inline and engines[0].device == "cpu" and not self._isolated
         self._in_loop = False
         self._crowded = crowded
         self._ended = Semaphore(0)  # calls that have ended and are not answered yet
-        self._rest = 0.0
-        self._linger: asyncio.TimerHandle | None = None
+        self._pause = 0.0
+        self._wake_timer: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
         sample = 1 if padding is None else padding.work(padding.example)
         if slo is not None and (taken := scheduler.latency(sample)) > _HEADROOM * slo:
@@ -222,15 +222,16 @@ class Dispatcher(Owner):
             raise
         if limit is not None:
             self._expiry.add(loop, pending, limit, firm=timeout is not None)
-        if not self._pump_due:
+        if not self._dispatch_due:
             # Once per loop tick, so that all requests that arrived in the same tick can share the batch.
-            self._pump_due = True
-            loop.call_soon(self._pump)
+            self._dispatch_due = True
+            loop.call_soon(self._dispatch)
         return pending
 
     def _offer_parts(
         self, request: Request, checked: CheckedInputs, now: float, deadline: float, found: Sequence[Part]
     ) -> Parts:
+        """Queue the first parts of a request that is divided into ``found``; the others follow later."""
         signature, most, inputs, client = self._signature, checked.most, request.inputs, request.client
         priority, group, padding = request.priority, checked.group, self._padding
 
@@ -293,7 +294,7 @@ class Dispatcher(Owner):
             scheduler.offer_next(entry, now, counted)
 
     def _enough(self, parts: Parts) -> bool:
-        """Return whether each engine has parts of a request to run, and others to follow."""
+        """Return whether each engine has parts of a request for a batch, and for the batch that follows."""
         most = _AT_ONCE * len(self._instances)
         if len(parts.entries) < most or self._padding is None:
             return len(parts.entries) >= most
@@ -321,7 +322,7 @@ class Dispatcher(Owner):
             self._quiet.set()
 
     def _count_answered(self) -> None:
-        """Add what was answered to the statistics: once per batch."""
+        """Add the requests that were answered since the last call to the statistics; called once per batch."""
         if self._answered:
             self._statistics.answered.add(self._answered_seconds, self._answered)
             self._answered, self._answered_seconds = 0, 0.0
@@ -336,7 +337,13 @@ class Dispatcher(Owner):
         return self._instances
 
     def fail(self, worker: Worker, error: IngotError, queued: IngotError) -> None:
-        """Answer the requests of a worker whose engine call does not end, and those that are queued, with errors."""
+        """Fail the requests of a worker whose engine call does not end, and all queued requests.
+
+        Args:
+            worker: the worker.
+            error: the answer to the worker's requests.
+            queued: the answer to queued requests.
+        """
         for entry in worker.running or ():
             entry.settle(error)
         for entry in self._scheduler.waiting():
@@ -359,13 +366,14 @@ class Dispatcher(Owner):
         for instance in self._instances:
             instance.close(timeout)
         self._instances, self._idle = [], []
-        self._lost = None  # the timer of deadlines holds requests that are over, and so this object, for a while
+        self._lost = None  # the timer of deadlines refers to requests that are over, and so to this object, for a while
 
-    def _pump(self) -> None:
-        self._pump_due = False
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
+    def _dispatch(self) -> None:
+        """Start batches on idle engines until no engine is idle or no batch is to run yet."""
+        self._dispatch_due = False
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+            self._wake_timer = None
         scheduler = self._scheduler
         while self._idle:
             now = time.perf_counter()
@@ -374,7 +382,7 @@ class Dispatcher(Owner):
                 self._answer_late()
             if not batch:
                 if scheduler.wake is not None and self._loop is not None:
-                    self._linger = self._loop.call_later(scheduler.wake - now, self._pump)
+                    self._wake_timer = self._loop.call_later(scheduler.wake - now, self._dispatch)
                 elif self._batch_check is not None and not scheduler:
                     self._check_batches(self._batch_check)
                 return
@@ -385,30 +393,30 @@ class Dispatcher(Owner):
             self._departures[scheduler.reason].inc()
             if self._runs_inline(expected):
                 self._answer(instance, batch, *instance.run(batch))
-                return  # and pump again afterwards
-            self._rest = min(_REST_SHARE * expected, _REST)
+                return  # the answers cause the next call of this method
+            self._pause = min(_PAUSE_SHARE * expected, _PAUSE)
             instance.start(batch)
         # All new requests now wait for a call to end. Accepting each one as it arrives would interrupt that call
-        # repeatedly and evict its caches, so let them gather in their sockets for a moment.
-        if self._crowded and self._scheduler and self._ended.acquire(timeout=self._rest):
+        # repeatedly and evict its caches, so the event loop pauses, and requests wait in their sockets.
+        if self._crowded and self._scheduler and self._ended.acquire(timeout=self._pause):
             self._ended.release()
 
     def _check_batches(self, check: BatchCheck) -> None:
-        """Run a request again, as no other waits. One that arrives meanwhile waits for this call at most."""
+        """Run a request again while no other waits; a request that arrives meanwhile waits for this call at most."""
         if not self.in_flight and (again := check.take()) is not None:
             instance = self._pop_idle()
             instance.expected, instance.reason = 0.0, "idle"
             instance.start([again])
 
     def _pop_idle(self) -> Worker:
-        """Return an idle worker: of several devices, on the least busy one.
+        """Remove an idle worker and return it: of several devices, a worker on the least busy one.
 
-        Its engine process runs, if it has one; if none runs, the worker waits for its process.
+        Of workers with engine processes, one whose process runs is preferred; another waits until its process runs.
         """
         if self._isolated:
             running = (index for index, worker in enumerate(self._idle) if not worker.down)
             return self._idle.pop(next(running, -1))
-        if not self._spread:
+        if not self._several_devices:
             return self._idle.pop()
         idle = Counter(worker.device for worker in self._idle)
         chosen = max(self._idle, key=lambda worker: idle[worker.device])
@@ -453,7 +461,7 @@ class Dispatcher(Owner):
         if isinstance(entries[0], Recheck):
             if self._batch_check is not None:
                 self._batch_check.compare(entries[0], outcomes[0])
-            self._pump_soon()
+            self._dispatch_soon()
             return
         if self._batch_check is not None:
             self._batch_check.offer(entries, outcomes)
@@ -468,30 +476,30 @@ class Dispatcher(Owner):
         if spent.unfit:
             self._shrink_batches(spent.unfit, now)
         for entry, outcome in zip(entries, outcomes, strict=True):
-            entry.inputs = _NOTHING  # as above
+            entry.inputs = _NOTHING  # the expiry timer may hold the entry for long
             entry.settle(outcome)
         self._count_answered()
         if self._scheduler or (self._batch_check is not None and self._batch_check.waiting):
-            self._pump_soon()
+            self._dispatch_soon()
         self._engine_seconds.observe(seconds)
         self._join_seconds.observe(spent.joining)
         self._compute_seconds.observe(spent.running)
         self._split_seconds.observe(spent.splitting)
         self._batch_size.observe(samples)
         self._batch_requests.observe(len(entries))
-        right = samples
+        succeeded = samples
         if failed:
             answered = zip(entries, outcomes, strict=True)
-            right = sum(entry.samples for entry, outcome in answered if not isinstance(outcome, IngotError))
-        self._statistics.batch(len(entries), samples, right, spent)
+            succeeded = sum(entry.samples for entry, outcome in answered if not isinstance(outcome, IngotError))
+        self._statistics.batch(len(entries), samples, succeeded, spent)
         if spent.padded:
-            self._elements.inc(spent.elements)
-            self._fill.inc(spent.padded - spent.elements)
+            self._real_elements.inc(spent.elements)
+            self._padding_elements.inc(spent.padded - spent.elements)
 
-    def _pump_soon(self) -> None:
-        if not self._pump_due and self._loop is not None:
-            self._pump_due = True
-            self._loop.call_soon(self._pump)
+    def _dispatch_soon(self) -> None:
+        if not self._dispatch_due and self._loop is not None:
+            self._dispatch_due = True
+            self._loop.call_soon(self._dispatch)
 
     def _retire(self, worker: Worker) -> None:
         """Stop using workers whose device has failed; without others, fail what is queued."""
@@ -522,7 +530,7 @@ class Dispatcher(Owner):
     @property
     def last_batch(self) -> BatchTimes | None:
         """The last batch, the same object until the next one; None before the first."""
-        if isinstance(self._last_batch, tuple):  # few ask, so it is made for those
+        if isinstance(self._last_batch, tuple):  # made only when it is read, which is rare
             ended, spent, requests, samples, reason = self._last_batch
             ran = ended - spent.splitting
             began = ran - spent.running
@@ -555,7 +563,7 @@ class Dispatcher(Owner):
         return counted.copy(queued, summary)
 
     def _learned(self) -> dict[str, Any]:
-        """Return the durations of calls that the scheduler has learned."""
+        """Return the durations of calls that the scheduler has learned, and the batch of the best throughput."""
         scheduler, latency, padding = self._scheduler, self._scheduler.latency, self._padding
         if padding is not None:  # by samples of the size that was timed when the model was loaded
             each, most = padding.work(padding.example), scheduler.limits.max_batch

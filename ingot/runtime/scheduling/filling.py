@@ -24,8 +24,8 @@ Late = Callable[[Entry, GroupQueue, float], bool]
 class Filled(NamedTuple):
     """A batch that was removed from the queue.
 
-    ``late`` has the entries that were removed since they would be late. ``reason`` says why the batch is not larger; it
-    is empty if no more entries waited.
+    ``late`` has the entries that were removed since they would be late. ``work`` is that of the batch, with padding.
+    ``reason`` says why the batch is not larger; it is empty if no more entries waited.
     """
 
     batch: list[Entry]
@@ -38,10 +38,10 @@ class Filler:
     """Forms batches of the first entries of a queue.
 
     Args:
-        queue: of all groups.
-        limits: of batches.
+        queue: the queue of all groups.
+        limits: the limits of batches.
         memory: the most samples for which there is memory.
-        work: of samples whose sizes may be padded; None if all entries of a group have one size.
+        work: the work of samples whose sizes may be padded; None if all entries of a group have one size.
     """
 
     def __init__(self, queue: Queue, limits: Limits, memory: MemoryCap, work: Work | None):
@@ -52,7 +52,14 @@ class Filler:
         self._work = work or Work()
 
     def fill(self, group: GroupQueue, first: Entry, now: float, late: Late) -> Filled:
-        """Remove ``first`` and entries of its group that are due after it from the queue, as one batch."""
+        """Remove ``first`` and entries of its group that are due after it from the queue, as one batch.
+
+        Args:
+            group: the group of ``first``.
+            first: an entry of the queue.
+            now: the time in seconds, on the clock of the entries' deadlines.
+            late: decides which entries are removed without being in the batch.
+        """
         clients = self._queue.clients
         cap = self._cap_beside(group, first, now) if clients.backlog else group.cap
         fill = self._fill_padded if self._padded else self._fill
@@ -66,32 +73,33 @@ class Filler:
         return "memory" if group.cap >= most < self._limits.max_batch else "full"
 
     def _fill(self, group: GroupQueue, first: Entry, now: float, cap: int, late: Late) -> Filled:
+        """Choose entries of one size, in the order in which they are due."""
         batch: list[Entry] = []
         dropped: list[Entry] = []
-        samples, room, deadline, left = 0, cap, math.inf, False
+        samples, room, deadline, more = 0, cap, math.inf, False
         for entry in self._in_order(group, first):
             if entry.deadline < deadline:
                 fits = min(room, group.latency.within((entry.deadline - now) / group.latency.margin))
                 if batch and fits < samples + entry.samples:
                     if not late(entry, group, now):
-                        room, left = fits, True
+                        room, more = fits, True
                         break
                     dropped.append(entry)
                     continue
                 deadline, room = entry.deadline, fits
             if batch and samples + entry.samples > room:
-                left = True
+                more = True
                 break
             batch.append(entry)
             samples += entry.samples
-        return Filled(batch, dropped, samples, self._reason(group, room < cap) if left or samples >= room else "")
+        return Filled(batch, dropped, samples, self._reason(group, room < cap) if more or samples >= room else "")
 
     def _fill_padded(self, group: GroupQueue, first: Entry, now: float, cap: int, late: Late) -> Filled:
         """Choose entries whose sizes may differ."""
         batch: list[Entry] = []
         dropped: list[Entry] = []
         latency, samples, sizes, work = group.latency, 0, first.sizes, 0
-        room, most, left = cap, min(self._limits.max_batch, self._memory.samples), False
+        room, most, more = cap, min(self._limits.max_batch, self._memory.samples), False
         for entry in self._choose(group, first, now, cap):
             if entry is not first and late(entry, group, now):
                 dropped.append(entry)
@@ -100,19 +108,23 @@ class Filler:
             count, grown = samples + entry.samples, joint(sizes, entry.sizes) if batch else entry.sizes
             load = self._work(grown, count)
             if batch and (load > fits or count > min(most, entry.most)):
-                left = True
+                more = True
                 continue
             batch.append(entry)
             samples, sizes, work, room, most = count, grown, load, fits, min(most, entry.most)
         group.passed = 0 if first in batch else first.number
-        filled = left or work >= room or samples >= most
+        filled = more or work >= room or samples >= most
         return Filled(batch, dropped, work, self._reason(group, room < cap) if filled else "")
 
-    def _reason(self, group: GroupQueue, hurried: bool) -> str:
-        return "deadline" if hurried else self.full(group)
+    def _reason(self, group: GroupQueue, limited_by_deadline: bool) -> str:
+        return "deadline" if limited_by_deadline else self.full(group)
 
     def _choose(self, group: GroupQueue, first: Entry, now: float, cap: int) -> list[Entry]:
-        """Return the entries of the call that runs next, in the order in which they are due."""
+        """Return the entries of the call that runs next, in the order in which they are due.
+
+        The call with the least time per entry runs before that of ``first`` if ``first`` then still meets its deadline,
+        but passes it over only once.
+        """
         waiting = list(itertools.islice(self._in_order(group, first), _WINDOW))
         latency, work = group.latency, self._work
         most = int(min(self._limits.max_batch, self._memory.samples))
@@ -122,18 +134,19 @@ class Filler:
             sizes = functools.reduce(joint, [waiting[place].sizes for place in call])
             return latency(work(sizes, sum(waiting[place].samples for place in call)))
 
-        own = next(call for call in calls if call[0] == 0)
+        chosen = own = next(call for call in calls if call[0] == 0)
         if first is group.entries[0] and group.passed != first.number and not self._queue.clients.uneven:
             short = min(calls, key=lambda call: seconds(call) / len(call))
             equal = all(waiting[place].priority == first.priority for place in short)
             if equal and now + (seconds(short) + seconds(own)) * latency.margin < first.deadline:
-                own = short
-        return [waiting[place] for place in own]
+                chosen = short
+        return [waiting[place] for place in chosen]
 
     def _cap_beside(self, group: GroupQueue, first: Entry, now: float) -> int:
-        """Return the most work of a batch, such that others can be answered in time while a client has a backlog.
+        """Return the most work of a batch while a client has a backlog.
 
-        A batch has at least half of the best throughput.
+        The batch ends early enough for requests of other clients to meet their deadlines, unless it would then have
+        less than half of the best throughput.
         """
         allowed = self._queue.clients.tightest(first, now - PATIENCE)
         if allowed == math.inf:
@@ -154,7 +167,7 @@ class Filler:
         return itertools.chain([first], filter(lambda entry: entry is not first, others))
 
     def _remove(self, group: GroupQueue, filled: Filled) -> None:
-        """Remove the entries of a batch, and those that are late, from the queue, and count the time of the batch."""
+        """Remove a batch and the late entries from the queue, and charge the time of the batch to its clients."""
         batch, late = filled.batch, filled.late
         clients = self._queue.clients
         if clients.uneven:
@@ -163,6 +176,7 @@ class Filler:
                 clients.charge(entry, seconds * entry.work)
         elif not self._padded:
             taken = len(batch) + len(late)
+            # Usually the entries are the first of their group, and are removed together.
             if group.entries[taken - 1] in (batch[-1], late[-1] if late else None):
                 self._queue.remove_first(group, taken)
                 return
