@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Context:
-    """What ``load`` of a model gets.
+    """The argument of a model's ``load``.
 
     Attributes:
         files: the folder of the model's files.
@@ -43,20 +43,20 @@ class Context:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def infer(self, model: str, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Any:
-        """Ask another model of the same server, while a batch runs.
+        """Send a request to another model of the same server, while a batch runs.
 
         Args:
-            model: its name, or ``name:version``; a pipeline too.
+            model: the name of a model or pipeline, or ``name:version``.
             inputs: arrays or lists by name, with the batch dimension; texts and bytes as lists.
             timeout: seconds until the answer is useless; the batch's own deadline counts too.
 
         Returns:
-            The outputs as arrays by name, those of BYTES as arrays of ``bytes``. In a coroutine it is awaited.
+            The outputs as arrays by name, those of BYTES as arrays of ``bytes``; in a coroutine an awaitable of them.
 
         Raises:
-            IngotError: that of the model; NotFound if there is none of that name.
-            InvalidArgument: an input is not an array or list, or the call closes a circle of models.
-            Unavailable: no batch runs, or too many calls of it wait.
+            IngotError: the other model's error; NotFound if there is no model of that name.
+            InvalidArgument: an input is not an array or list, or the call makes a cycle of models.
+            Unavailable: no batch runs, or too many calls of the batch wait.
         """
         return calls.infer(model, inputs, timeout=timeout)
 
@@ -67,8 +67,8 @@ class PythonEngine(BaseEngine):
     Args:
         path: ``model.py:Model``, or the plan of an archive.
         device: as for :class:`~ingot.runtime.engines.spec.EngineSpec`.
-        settings: for the model.
-        permissions: of the model; see :mod:`~ingot.permissions`.
+        settings: the model's ``context.settings``.
+        permissions: the model's permissions; see :mod:`~ingot.permissions`.
 
     Raises:
         InvalidArgument: the class cannot be served, or its ``load`` fails.
@@ -127,8 +127,9 @@ class PythonEngine(BaseEngine):
 
         Raises:
             InvalidArgument: the model raised ValueError.
-            ModelFailed: it raised another exception, or its result does not fit its signature.
-            SamplesFailed: it did so for some samples.
+            ModelFailed: the model raised another exception, or its result does not fit its signature.
+            SamplesFailed: the model failed or raised ValueError for some samples only.
+            MemoryError: there is no memory; smaller batches may succeed.
         """
         specs, count = self.signature.outputs, len(next(iter(inputs.values())))
         where = f"{self._name}.{self._interface.method}"
@@ -177,7 +178,7 @@ class PythonEngine(BaseEngine):
         """Return the result of the model's code.
 
         Raises:
-            IngotError: it raised an exception.
+            IngotError: the code raised an exception.
             MemoryError: there is no memory.
         """
         found = foreign.outcome(lambda: self._awaited(call()))
@@ -189,13 +190,13 @@ class PythonEngine(BaseEngine):
         errors: dict[int, IngotError] = {}
         for at, failure in sorted(failures.items()):
             error = self._error(failure)
-            if not isinstance(error, IngotError):  # no memory: the samples run again in smaller batches
+            if not isinstance(error, IngotError):  # MemoryError: the samples run again in smaller batches
                 return error
             errors[at] = error
         return SamplesFailed(outputs, errors)
 
     def _awaited(self, value: Any) -> Any:
-        return self._runner.run(_gathered([value], whole=True)) if inspect.isawaitable(value) else value
+        return self._runner.run(_single(value)) if inspect.isawaitable(value) else value
 
     def _error(self, error: Exception) -> IngotError | MemoryError:
         """Return the error for clients; the log has the place of a failure."""
@@ -210,7 +211,7 @@ class PythonEngine(BaseEngine):
         """Return the result of code that prepares the model.
 
         Raises:
-            InvalidArgument: it raised an exception.
+            InvalidArgument: the code raised an exception.
         """
 
         def failure(error: Exception) -> str:
@@ -237,12 +238,9 @@ class PythonEngine(BaseEngine):
         return inputs
 
 
-async def _gathered(values: Sequence[Any], *, whole: bool = False) -> Any:
-    """Return the results of those values that are awaitable, or their exceptions; with ``whole`` the only result."""
-    waiting = [asyncio.ensure_future(_single(value)) for value in values]
-    found = await asyncio.gather(*waiting, return_exceptions=not whole)
-    if whole:
-        return found[0]
+async def _gathered(values: Sequence[Any]) -> list[Any]:
+    """Return values, with the results or exceptions of those that are awaitable instead of these."""
+    found = await asyncio.gather(*map(_single, values), return_exceptions=True)
     return [foreign.contained(each, cancels=True) if isinstance(each, BaseException) else each for each in found]
 
 
@@ -252,7 +250,7 @@ async def _single(value: Any) -> Any:
 
 def _device(device: str) -> str:
     if devices.kind_of(device) == "auto":
-        return f"cuda:{nvml.roomiest()}" if devices.has_cuda() else "cpu"
+        device = "cuda" if devices.has_cuda() else "cpu"
     return f"cuda:{nvml.roomiest()}" if device == "cuda" else device
 
 
@@ -262,4 +260,4 @@ def _hint(error: BaseException | None) -> str:
             "; an engine process has no network, starts no programs, and writes only to its temporary folder; "
             "--permit allows more"
         )
-    return _hint(error.__cause__ or error.__context__) if error else ""  # clients of HTTP wrap it
+    return _hint(error.__cause__ or error.__context__) if error else ""  # HTTP libraries wrap the PermissionError
