@@ -21,17 +21,18 @@ _LEAST_REGION, _LEAST_EXPANDED, _LEAST_BOX = 3, 5, 4
 # Lines whose tops are fewer pixels apart stand side by side.
 _SAME_ROW = 10
 _KERNEL = np.ones((2, 2), np.uint8)
-_CORNERS, _POLYGON = np.dtype((np.float32, 4)), np.dtype((np.int32, (4, 2)))
+_BOUNDS, _POLYGON = np.dtype((np.float32, 4)), np.dtype((np.int32, (4, 2)))
 
 
 class TextBoxes(Step):
     """Find the regions of pixels above a threshold, and return a rotated box around each, expanded and in order.
 
-    This is the decoding of differentiable binarization as RapidOCR's TextDetector does it, with the order of lines of
-    its RapidOCR: from top to bottom, and from left to right.
+    This is the decoding of differentiable binarization (Liao et al. 2020, https://arxiv.org/abs/1911.08947) as the
+    class TextDetector of the package rapidocr does it, and the order of lines of its class RapidOCR: from top to
+    bottom, and from left to right.
 
-    Answers have k columns, as many as the picture of the request with the most boxes has; behind a row's ``count``
-    they are padded as :func:`~ingot.steps.ragged.padded` says.
+    The number of columns k is the largest number of boxes of a picture in the request; columns behind a row's ``count``
+    are padded as by :func:`~ingot.steps.ragged.padded`.
 
     Attributes:
         probabilities: float[n, 1, height, width].
@@ -40,13 +41,13 @@ class TextBoxes(Step):
         least_score: regions with a lower mean probability are left out.
         expansion: a region is expanded by its area times this, divided by its perimeter.
         dilated: whether a region is extended by a pixel to the right and to the bottom first.
-        max_regions: regions of a picture that are looked at.
-        name: what boxes are called.
+        max_regions: the most regions of a picture that are considered.
+        name: the label of all boxes.
         label: ``name`` for each box, BYTES[n, k].
         score: the mean probability, float32[n, k].
         box: left, top, right and bottom of the polygon, float32[n, k, 4].
         polygon: the corners in pixels of the upright picture, clockwise from the top left, int32[n, k, 4, 2].
-        count: int32[n].
+        count: the number of boxes, int32[n].
     """
 
     kind: Literal["text_boxes"] = "text_boxes"
@@ -87,11 +88,11 @@ class TextBoxes(Step):
             maps = values[self.probabilities].astype(np.float32, copy=False)
             self.check_shape(self.probabilities, maps.shape)
             pairs = zip(maps[:, 0], values[self.size].tolist(), strict=True)
-            rows = [_in_order([*regions.of(picture, height, width)]) for picture, (height, width) in pairs]
+            rows = [_in_order([*regions.boxes(picture, height, width)]) for picture, (height, width) in pairs]
             parts: Mapping[str, tuple[Callable[[_Box], Any], DTypeLike]] = {
                 self.label: (lambda box: self.name.encode(), object),
                 self.score: (attrgetter("score"), np.float32),
-                self.box: (attrgetter("bounds"), _CORNERS),
+                self.box: (attrgetter("bounds"), _BOUNDS),
                 self.polygon: (attrgetter("polygon"), _POLYGON),
             }
             return columns(rows, parts, self.count)
@@ -121,20 +122,20 @@ class _Regions:
     def __init__(self, step: TextBoxes):
         self._step = step
         try:
-            # Imported by name: their types are those of other versions.
+            # Imported by name, as the types that these packages declare are those of other versions.
             self._cv2: Any = importlib.import_module("cv2")
             self._clipper: Any = importlib.import_module("pyclipper")
         except ModuleNotFoundError as error:
             package = {"cv2": "opencv-python-headless"}.get(str(error.name), str(error.name))
             raise missing_package(package, "finding texts in pictures", "ocr") from error
 
-    def of(self, probabilities: Array, height: int, width: int) -> Iterator[_Box]:
+    def boxes(self, probabilities: Array, height: int, width: int) -> Iterator[_Box]:
         """Yield the boxes of one picture of ``height`` and ``width`` pixels, from float32[rows, columns]."""
         cv2, step = self._cv2, self._step
         mask = (probabilities > step.threshold).astype(np.uint8)
         mask = cv2.dilate(mask, _KERNEL) if step.dilated else mask
         contours, _ = cv2.findContours(mask * np.uint8(255), cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
-        size, before = np.array([width, height]), np.array(probabilities.shape[::-1], np.float32)
+        size, map_size = np.array([width, height]), np.array(probabilities.shape[::-1], np.float32)
         for contour in contours[: step.max_regions]:
             corners, side = self._rectangle(contour)
             if side < _LEAST_REGION or (score := self._mean(probabilities, corners)) < step.least_score:
@@ -142,7 +143,7 @@ class _Regions:
             corners, side = self._rectangle(self._expanded(corners))
             if side < _LEAST_EXPANDED:
                 continue
-            corners = np.round(corners / before * size.astype(np.float32)).clip(0, size)
+            corners = np.round(corners / map_size * size.astype(np.float32)).clip(0, size)
             polygon = _clockwise(corners.astype(np.int32)).clip(0, size - 1)
             if min(_length(polygon[0], polygon[1]), _length(polygon[0], polygon[3])) >= _LEAST_BOX:
                 yield _Box(polygon, score)
@@ -169,10 +170,10 @@ class _Regions:
         return float(self._cv2.mean(part, mask)[0])
 
     def _expanded(self, corners: Array) -> Array:
-        """Return the outline of corners that all sides are moved away from, int32[points, 1, 2]."""
+        """Return the outline of a region whose sides are moved outwards, int32[points, 1, 2]."""
         exact = corners.astype(np.float64)
         sides = np.roll(exact, -1, axis=0) - exact
-        area = abs(np.linalg.det(exact[[2, 3]] - exact[[0, 1]])) / 2  # of the two diagonals
+        area = abs(np.linalg.det(exact[[2, 3]] - exact[[0, 1]])) / 2  # half the cross product of the diagonals
         distance = area * self._step.expansion / np.hypot(*sides.T).sum()
         offset = self._clipper.PyclipperOffset()
         offset.AddPath(corners, self._clipper.JT_ROUND, self._clipper.ET_CLOSEDPOLYGON)

@@ -1,7 +1,7 @@
-"""Chat templates: prompts of messages, as ``apply_chat_template`` of transformers 5 makes them.
+"""Chat templates: prompts from messages, as ``apply_chat_template`` of transformers 5 makes them.
 
 A template is written in Jinja, and is part of a model. It runs in Jinja's sandbox, which has neither files nor Python's
-internals, with a limit on its work and its text.
+internals, with limits on its steps and on the characters that it makes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ingot import foreign
 from ingot.errors import InvalidArchive, InvalidArgument
 
-# Passes of loops and calls of one rendering, which take some 0.2 s. Templates need some ten for a message.
+# Loop iterations and calls of one rendering; so many take about 0.2 s. Templates need about ten for a message.
 _MOST_STEPS = 200_000
-# Characters that one rendering may put together.
+# Characters that one rendering may write and join.
 _MOST_CHARACTERS = 8 << 20
-# The work of a rendering, in its context; a template cannot have a variable of this name.
+# The name of a rendering's _Work in its context. No variable of a template has this name, as it is not an identifier.
 _WORK = "work of this rendering"
 
 
@@ -34,11 +34,11 @@ class ChatTemplate:
     """A compiled template, for any number of threads.
 
     Args:
-        source: in Jinja.
+        source: the template in Jinja.
         special: the texts of special tokens by their names, such as ``bos_token``.
 
     Raises:
-        InvalidArchive: it is not a template.
+        InvalidArchive: the source is not a valid template.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]):
@@ -54,7 +54,7 @@ class ChatTemplate:
             options: further variables of the template.
 
         Raises:
-            InvalidArgument: the template refuses the messages, or needs too much for them.
+            InvalidArgument: the template refuses the messages, fails, or exceeds the limit of steps or characters.
         """
         variables = {"tools": None, "documents": None, **self._special, **options, _WORK: _Work()}
         try:
@@ -73,7 +73,7 @@ class _Refused(jinja2.TemplateError):
 
 
 class _Work:
-    """What one rendering has done."""
+    """The steps and characters of one rendering, which raise InvalidArgument over their limits."""
 
     def __init__(self) -> None:
         self._steps = self._characters = 0
@@ -102,6 +102,8 @@ class _Generation(Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
+    """Jinja's namespace, without attributes whose names begin with an underscore."""
+
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             raise SecurityError(f"a chat template cannot set '{name}'")
@@ -109,7 +111,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with what transformers adds, which counts the work: loops, calls, and texts put together."""
+    """Jinja's sandbox with transformers' additions. It counts loop iterations, calls, and characters of texts."""
 
     intercepted_binops = frozenset(("+", "*", "**"))
 
@@ -142,7 +144,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _replace_concatenations(parent: nodes.Node) -> None:
-    """Let each ``a ~ b`` be a filter."""
+    """Replace each ``a ~ b`` in a template by a filter, which counts the characters."""
     for name, value in parent.iter_fields():
         children = value if isinstance(value, list) else [value]
         for at, child in enumerate(children):
