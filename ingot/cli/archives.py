@@ -47,7 +47,9 @@ def inspect(
     ] = None,
     replay: Annotated[
         bool,
-        typer.Option("--replay", help="Also run each ONNX variant, or that after #, on its goldens, as a server does."),
+        typer.Option(
+            "--replay", help="Also run each ONNX variant, or the variant after #, on its goldens, as a server does."
+        ),
     ] = False,
     store: StoreOption = None,
     verbose: Annotated[
@@ -57,11 +59,12 @@ def inspect(
 ) -> None:
     """Show the contents of an archive, after checking every blob's digest.
 
-    In a registry only the digests of documents are checked: nothing else is downloaded. The report is drawn from the
-    data in the archive: that of its quantization for a quantized variant, that of its export for an exported one.
+    In a registry only the digests of documents are checked: nothing else is downloaded. The report is written from data
+    in the archive: the quantization report of a quantized variant, the export report of an exported one.
 
-    With --replay the proof in the archive is run again on this machine: goldens of tensors by the graph, and those of
-    raw inputs, such as texts, by the steps before and after it. The exit code is 1 if an answer differs.
+    With --replay the proof in the archive is run again on this machine: the graph runs goldens of tensors, and the
+    steps before and after it take part for goldens of raw inputs, such as texts. The exit code is 1 if an answer
+    differs.
 
     Examples:
 
@@ -111,7 +114,7 @@ def _replayed(archive: Archive, name: str | None) -> Iterator[Replay]:
 
 
 def describe(archive: Archive) -> dict[str, Any]:
-    """Return an archive as data."""
+    """Return the description of an archive for JSON."""
     return {
         "name": archive.name,
         "digest": archive.digest,
@@ -130,10 +133,10 @@ def describe(archive: Archive) -> dict[str, Any]:
 
 
 def verify(archive: Archive) -> None:
-    """Check every blob's digest; of an archive in a registry, those of its documents were checked when it was opened.
+    """Check every blob's digest, unless the archive is in a registry: its documents were checked when it was opened.
 
     Raises:
-        InvalidArchive: one is missing or damaged.
+        InvalidArchive: a blob is missing or damaged.
     """
     from ingot.model_store import BlobFolder
     from ingot.model_store.format.tar import TarBlobs
@@ -143,7 +146,7 @@ def verify(archive: Archive) -> None:
 
 
 def signatures(archive: Archive) -> list[dict[str, Any]]:
-    """Return the unverified claims of an archive's signatures, as data."""
+    """Return the unverified claims of an archive's signatures, for JSON."""
     if not archive.attached:
         return []
     from ingot.model_store.trust import cosign, signing
@@ -152,7 +155,7 @@ def signatures(archive: Archive) -> list[dict[str, Any]]:
 
 
 def check_out(out: Path) -> None:
-    """Raise InvalidArgument if a file cannot be written there: before minutes of work, not after."""
+    """Raise InvalidArgument if ``out`` cannot be written; called before minutes of work, not after."""
     if not out.parent.is_dir():
         raise InvalidArgument(f"cannot write {out}: there is no folder {out.parent}")
     if out.is_dir():
@@ -167,7 +170,7 @@ def check_apart(out: Path, **others: str | Path | None) -> None:
     """Raise InvalidArgument if a file to write is another file of the command.
 
     Args:
-        out: the file.
+        out: the file to write.
         others: the command's other files by their role; None and names that are not files are ignored.
     """
     for what, other in others.items():
@@ -179,7 +182,7 @@ def note_stored(name: str) -> None:
     """Note the name of a stored model if it differs from the user's.
 
     Raises:
-        InvalidArgument: it cannot be the name of a model.
+        InvalidArgument: the name cannot be that of a stored model.
     """
     from ingot.model_store.references import stored_name
 
@@ -221,7 +224,7 @@ def limited_load(
 def _print(archive: Archive, *, verbose: bool) -> None:
     from rich.table import Table
 
-    plan = archive.variants[0].python_plan()  # before anything is printed, since it may not be valid
+    plan = archive.variants[0].python_plan()  # before anything is printed, since the plan may not be valid
     say(f"{archive.name}  {archive.digest}")
     serving = archive.variants[0].serving
     cached = serving.generation is not None
@@ -272,8 +275,8 @@ def _print(archive: Archive, *, verbose: bool) -> None:
 
 
 def _paddings(archive: Archive) -> Iterator[str]:
-    """Yield how each dimension is padded, in the form of ``--pad``, with what a row or the graph restricts."""
-    # The original has this evidence, its quantized variants come first.
+    """Yield how each dimension is padded, in the form of ``--pad``, with the restrictions of the padding."""
+    # Only the original has this evidence, and quantized variants come before it.
     tried = {dim for variant in archive.variants for dim in variant.serving.evidence.tried_paddings}
     for dim, padding in archive.variants[0].serving.padding.items():
         values = ",".join(f"{name}={value:g}" for name, value in padding.values.items())
@@ -286,7 +289,7 @@ def _paddings(archive: Archive) -> Iterator[str]:
 
 
 def _latency(variant: Variant, archive: Archive) -> str:
-    """Return latencies by batch; of an original, those measured with the variants made from it."""
+    """Return the latencies by batch; for an original, those measured together with a variant made from it."""
     evidence = variant.serving.evidence
     baselines = [item.serving.evidence.baseline for item in archive.variants if _made_from(item, variant)]
     speedups = evidence.speedups()
@@ -297,6 +300,7 @@ def _latency(variant: Variant, archive: Archive) -> str:
 
 
 def _made_from(variant: Variant, original: Variant) -> bool:
+    """Return whether a variant was made from an original, and has measurements of it."""
     return original.descriptor.digest in variant.serving.parents and bool(variant.serving.evidence.baseline)
 
 

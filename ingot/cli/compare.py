@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from ingot.steps import Values
 
 
+Before = Annotated[
+    str,
+    typer.Argument(
+        help="An archive file, or a reference such as digits:1; #variant names one of its variants.",
+        autocompletion=references,
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The data, the metric and the batch sizes of a comparison."""
@@ -67,13 +76,7 @@ class EngineOptions:
 
 @with_options
 def compare(
-    before: Annotated[
-        str,
-        typer.Argument(
-            help="An archive file, or a reference such as digits:1; #variant names one of its variants.",
-            autocompletion=references,
-        ),
-    ],
+    before: Before,
     after: Annotated[
         str, typer.Argument(help="The second model, with the same inputs and outputs.", autocompletion=references)
     ],
@@ -136,13 +139,7 @@ def compare(
 
 
 def diff(
-    before: Annotated[
-        str,
-        typer.Argument(
-            help="An archive file, or a reference such as digits:1; #variant names one of its variants.",
-            autocompletion=references,
-        ),
-    ],
+    before: Before,
     after: Annotated[str, typer.Argument(help="The second archive or variant.", autocompletion=references)],
     report: Annotated[Path | None, typer.Option(help="Also write a report to this file: .html, .json or .txt.")] = None,
     tensors: Annotated[
@@ -158,12 +155,15 @@ def diff(
     matched by name: with #variant after both archives, those two are compared; after one, the other archive's variant
     of that name is used. The exit code is 0 whatever the result.
 
-    The result has digests and sizes, with how many bytes both share; differences of name, inputs, outputs and variants;
-    the accuracy, parity and latency that each archive recorded, with a note if data or machines differ; the largest
-    difference in golden cases of the same inputs; of steps, how many hard texts get other ids, how far pixels differ,
-    the labels that changed, the final answers to the raw goldens of both and the inputs whose answers changed most;
-    weights and constants that changed, with ||after - before|| / ||before||, the largest absolute difference and the
-    number of values; and counts of operators. Weights and operators need ingot-serve\\[export].
+    The result has digests and sizes, with the number of bytes that both share; differences of name, inputs, outputs and
+    variants; the accuracy, parity and latency that each archive recorded, with a note if data or machines differ; and
+    the largest difference in golden cases of the same inputs.
+
+    For steps it has the number of hard texts that get other ids, the largest difference of pixels, the labels that
+    changed, the final answers to the raw goldens of both, and the inputs whose answers changed most.
+
+    For graphs it has the weights and constants that changed, with ||after - before|| / ||before||, the largest absolute
+    difference and the number of values; and counts of operators. This part needs ingot-serve\\[export].
 
     Examples:
 
@@ -184,9 +184,9 @@ def diff(
 
     with progress("Opening") as step:
         archives, variants = (first.open(), second.open()), (first.variant, second.variant)
-        found = run(*archives, variants=variants, labels=(before, after), progress=step, open_graph=_graph)
+        found = run(*archives, variants=variants, labels=(before, after), progress=step, open_graph=_open_graph)
     if report is not None:
-        put(report, _shown(found, report.suffix, tensors))
+        put(report, _rendered(found, report.suffix, tensors))
         note(f"wrote the differences to {report}")
     if as_json:
         print_json(found.model_dump(mode="json"))
@@ -195,7 +195,8 @@ def diff(
 
 
 @contextmanager
-def _graph(variant: Variant) -> Iterator[Callable[[Values], Values]]:
+def _open_graph(variant: Variant) -> Iterator[Callable[[Values], Values]]:
+    """Yield a function that runs a variant's graph."""
     from ingot.runtime import load_engine
     from ingot.runtime.engines.loader import spec_of
 
@@ -203,7 +204,8 @@ def _graph(variant: Variant) -> Iterator[Callable[[Values], Values]]:
         yield engine.run
 
 
-def _shown(found: Diff, suffix: str, tensors: int) -> str:
+def _rendered(found: Diff, suffix: str, tensors: int) -> str:
+    """Return the differences in the format of a file's suffix."""
     from ingot.model_store.diff import view
 
     if suffix == ".json":

@@ -85,12 +85,18 @@ class Original:
     ] = None
 
     def found(self, source: str) -> Found | None:
-        """Return the task of a folder, for which steps are known."""
+        """Return the task of a folder of transformers or sentence-transformers, for which steps are known.
+
+        None is returned for other sources, for a folder without such a task, and if ``--steps`` states the steps.
+
+        Raises:
+            InvalidArgument: ``--task`` does not fit the source.
+        """
         from ingot.export import tasks
 
         folder = Path(source).expanduser()
         if self.steps is not None and self.steps.is_dir():
-            return None  # its task is that of another model
+            return None  # the task of that folder is that of another model
         if self.steps is not None or (
             not (folder / "config.json").is_file() and not (folder / "modules.json").is_file()
         ):
@@ -103,7 +109,15 @@ class Original:
         return tasks.find(folder, self.task)
 
     def described(self, found: Found | None, model: Any) -> Described | None:
-        """Return the steps of a folder's task, or of the file."""
+        """Return the steps of ``--steps``, or those of a folder's task; None if there are none.
+
+        A task that was found by itself, and whose steps cannot be described, is only noted: the archive then accepts
+        tensors alone.
+
+        Raises:
+            InvalidArgument: the steps are not valid.
+            Unsupported: the steps cannot be described, and the user named the task or states no inputs.
+        """
         from ingot.steps.tasks.declared import read_steps
 
         if self.steps is not None and self.steps.is_dir():
@@ -141,9 +155,9 @@ class Original:
         )
 
     def maker(self, source: str) -> Callable[[], Any]:
-        """Return a function that creates the model without its weights.
+        """Return a function that creates the model without its checkpoint.
 
-        Its code is imported first: only the creation runs without memory.
+        The model's code is imported here, so that only the creation runs on fake tensors or the meta device.
         """
         from ingot.export import load_source
         from ingot.export.source import imported, names_code
@@ -262,7 +276,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Other work than an export, and limits of time."""
+    """Work in place of an export, and time limits."""
 
     plan: Annotated[
         bool,
@@ -558,7 +572,7 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
             note(f"  {title:14} {line}")
     if (steps := variant.serving.steps) is not None:
         note(f"  {'task':14} {steps.task}{f' ({why})' if why else ''}")
-        road = " -> ".join((*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after)))
+        chain = " -> ".join((*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after)))
         proof = variant.serving.evidence.steps
         if proof is not None:
             kind = {"tokenize": "texts", "audio": "sounds", "bytes": "files"}.get(steps.before[0].kind, "pictures")
@@ -572,8 +586,8 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
             if any(step.kind in ("masks", "segments") for step in steps.after):
                 close = f" but for {proof.error:.0e} of their pixels" if proof.error else " to the pixel"
             if proof.answers:
-                road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s{close}"
-        note(f"  {'steps':14} {road}")
+                chain += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s{close}"
+        note(f"  {'steps':14} {chain}")
     for parity in variant.serving.evidence.parity:
         note(
             f"{parity.tensor}: equals the original in {parity.cases} cases, "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ingot.export.graphs.stages import Stage
     from ingot.model_store.places import Located
 
+# Operators in the table.
 _SHOWN = 12
 
 

@@ -159,7 +159,7 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
     inputs: dict[str, Array] = {}
     dtypes: dict[str, str] | None = None
     raw: dict[str, str] = {}
-    texts_of: set[str] = set()
+    text_inputs: set[str] = set()
     for name, value in _named(texts, "input", "NAME=@file.npy or NAME=[1, 2, 3]").items():
         file = Path(value[1:]).expanduser() if value.startswith("@") else None
         if file is not None and file.suffix == ".npy":
@@ -172,8 +172,9 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
             tensors = metadata.get("inputs", [])
             dtypes = {spec["name"]: spec["datatype"] for spec in tensors} | raw
             lists = [spec["name"] for spec in tensors if len(spec["shape"]) == 1]
-            texts_of = {key for key, dtype in dtypes.items() if dtype == "BYTES" and (key in raw or key in lists)}
-        if name in texts_of:
+            # Inputs of texts and files whose value needs no JSON: raw inputs, and tensors of BYTES with a batch alone.
+            text_inputs = {key for key, dtype in dtypes.items() if dtype == "BYTES" and (key in raw or key in lists)}
+        if name in text_inputs:
             inputs[name] = _raw(name, value, file)
             continue
         if file is not None:

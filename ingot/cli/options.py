@@ -28,7 +28,7 @@ def with_options(command: _Command) -> _Command:
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
-        # Apart from the options, of which one may have the name of a group.
+        # In a separate dict, as an option may have the name of a group.
         made = {
             name: kind(**{each.name: given.pop(each.name) for each in fields(kind)}) for name, kind in groups.items()
         }
@@ -48,8 +48,8 @@ def _group(annotation: Any) -> tuple[Any, str | None]:
 def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     kind, panel = _group(parameter.annotation)
     if kind is None:
-        given = inspect.Parameter.VAR_KEYWORD  # the settings of with_settings
-        yield parameter if parameter.kind is given else parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        variable = inspect.Parameter.VAR_KEYWORD  # for the settings that with_settings adds
+        yield parameter if parameter.kind is variable else parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         return
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
@@ -67,7 +67,7 @@ def _in_panel(annotation: Any, panel: str | None) -> Any:
     if panel is None:
         return annotation
     kind, *notes = get_args(annotation)
-    moved = [copy(note) for note in notes]
+    moved = [copy(note) for note in notes]  # other commands may have the same group in another panel
     for note in moved:
         if isinstance(note, ParameterInfo):
             note.rich_help_panel = panel

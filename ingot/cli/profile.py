@@ -16,10 +16,12 @@ from ingot.cli.completion import references
 from ingot.cli.options import with_options
 from ingot.cli.output import duration, note, print_json, printable, progress, stdout
 from ingot.errors import InvalidArgument
+from ingot.report import units
 
 if TYPE_CHECKING:
     from ingot.runtime.profiling.operators import OperatorTime, Profile
 
+# Rows of the table.
 _SHOWN = 25
 
 
@@ -77,7 +79,7 @@ def profile(
         profiler = Profiler(variant, threads=measured.threads, calls=measured.calls, allow_code=allow_code)
         profiles = []
         for rows in dict.fromkeys(measured.batches or ([1] if variant.signature.batch is None else [1, 32])):
-            step(f"Profiling {rows} {'row' if rows == 1 else 'rows'}")
+            step(f"Profiling {units.counted(rows, 'row')}")
             profiles.append(profiler.profile(rows))
     if trace is not None:
         trace.write_text(json.dumps({"traceEvents": profiler.events}))
@@ -112,7 +114,7 @@ def _print(title: str, profiles: Sequence[Profile], by: str) -> None:
     table.add_column(by)
     table.add_column("operator" if by == "node" else "nodes", justify="left" if by == "node" else "right")
     for each in profiles:
-        table.add_column(f"{each.rows} {'row' if each.rows == 1 else 'rows'}", justify="right")
+        table.add_column(units.counted(each.rows, "row"), justify="right")
         table.add_column("", justify="right")
     ordered = sorted(times, key=lambda name: -times[name][-1])
     for name in ordered[:_SHOWN]:

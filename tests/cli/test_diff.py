@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
-from ingot.cli.compare import _graph
+from ingot.cli.compare import _open_graph
 from ingot.model_store.diff.records import LabelsChange
 from ingot.model_store.diff.stages import compare_steps
 from ingot.steps import object_detection
@@ -170,6 +170,6 @@ def test_labels_of_a_detector(tmp_path: Path) -> None:
         ingot.export_model(graph, steps=object_detection(labels, **options), name="quarters").variant()
         for labels in (["red", "green", "blue"], ["red", "blue", "black"])
     ]
-    found = compare_steps(variants[0], variants[1], _graph)
+    found = compare_steps(variants[0], variants[1], _open_graph)
     assert found is not None
     assert found.labels == LabelsChange(added=("black",), removed=("green",), moved=("blue",))
