@@ -34,7 +34,7 @@ def _field(default: Any, help: str, **about: Any) -> Any:  # noqa: A002 - as typ
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """Every setting is an option of ``ingot serve``, and a variable: ``max_batch`` is ``INGOT_MAX_BATCH``."""
+    """The settings. Each is an option and a variable, such as ``INGOT_MAX_BATCH``, unless it is ``file_only``."""
 
     host: str = _field(
         "127.0.0.1",
@@ -378,7 +378,7 @@ class Fields:
     slo: float | None = _field(
         None,
         "Deadline of requests without a timeout, such as 50ms; requests that cannot meet it are refused",
-        more="A twentieth of it is reserved for the way back to the client. "
+        more="A twentieth of it is reserved for the transfer of the response to the client. "
         "See [deadlines](../concepts/batching.md#deadlines).",
         group=BATCHING,
         unset="no limit",
@@ -393,7 +393,7 @@ class Fields:
         None,
         "Longest time that an idle engine waits for more samples, such as 2ms; 0 for no wait",
         group=BATCHING,
-        unset="by the profile",
+        unset="derived from the measured latencies",
         least=0,
         most=60,
         duration=True,
@@ -513,7 +513,7 @@ class Fields:
     )
     permit: str | None = _field(
         None,
-        f"What models in Python may do that ask for it: {NAMES}",
+        f"Permissions of models in Python, for those that ask for them: {NAMES}",
         more="See [permissions](../guides/make/python-model.md#permissions).",
         group=MODELS,
         unset="nothing",
@@ -651,7 +651,7 @@ class Fields:
     )
     canary_errors: float | None = _field(
         None,
-        "Percent of its requests that the new version may fail before it is rolled back",
+        "Percent of the new version's requests that may fail before it is rolled back",
         group=CANARY,
         unset="no limit",
         least=0,
@@ -661,7 +661,7 @@ class Fields:
     )
     canary_drift: float | None = _field(
         None,
-        "Percent of compared answers that may differ from the earlier version's before it is rolled back",
+        "Percent of compared answers that may differ from the earlier version's before the new version is rolled back",
         group=CANARY,
         unset="no limit",
         least=0,
@@ -671,7 +671,7 @@ class Fields:
     )
     canary_latency: float | None = _field(
         None,
-        "Highest ratio of its p99 latency to the earlier version's before it is rolled back",
+        "Highest ratio of the new version's p99 latency to the earlier version's before the new version is rolled back",
         group=CANARY,
         unset="no limit",
         above=0,

@@ -143,7 +143,7 @@ class ServerSettings(TypedDict, total=False):
     install_requirements: bool
     """Install the versions of packages that models in Python require, into separate folders."""
     permit: str | None
-    """What models in Python may do that ask for it: network, network-at-load, programs."""
+    """Permissions of models in Python, for those that ask for them: network, network-at-load, programs."""
     model_settings: str | None
     """Values that a model in Python gets as context.settings, as texts."""
     repeat_until: str | None
@@ -177,11 +177,11 @@ class ServerSettings(TypedDict, total=False):
     canary_every: float | str
     """Least time of a step."""
     canary_errors: float | None
-    """Percent of its requests that the new version may fail before it is rolled back."""
+    """Percent of the new version's requests that may fail before it is rolled back."""
     canary_drift: float | None
-    """Percent of compared answers that may differ from the earlier version's before it is rolled back."""
+    """Percent of compared answers that may differ from the earlier version's before the new version is rolled back."""
     canary_latency: float | None
-    """Highest ratio of its p99 latency to the earlier version's before it is rolled back."""
+    """Highest ratio of the new version's p99 latency to the earlier version's before the new version is rolled back."""
     canary_tolerance: float
     """Largest error of an answer that does not differ, as a share of the largest value of the output."""
     canary_compare: float
