@@ -202,8 +202,8 @@ def _structure(at: tuple[str, ...], table: Table) -> Iterator[tuple[tuple[str, .
     try:
         _ = table.order
     except CycleError as error:
-        circle = " -> ".join(error.args[1])
-        yield (*at, "nodes", error.args[1][0]), f"the nodes wait for each other in a cycle: {circle}; remove one input"
+        cycle = " -> ".join(error.args[1])
+        yield (*at, "nodes", error.args[1][0]), f"the nodes wait for each other in a cycle: {cycle}; remove one input"
 
 
 def _node_problems(table: Table, name: str, node: Node) -> Iterator[str]:

@@ -27,8 +27,8 @@ ServedModel = Model | Pipeline
 class ModelCalls:
     """Submits the calls of models to other models, as requests with the deadline and the client of their batch.
 
-    Engines run one batch at a time, so models that call each other in a circle could wait for each other without end.
-    Which model calls which is known by the calls so far, and a call that closes a circle is refused.
+    Engines run one batch at a time, so models that call each other in a cycle could wait for each other without end.
+    Which model calls which is known by the calls so far, and a call that makes a cycle is refused.
 
     Args:
         find: returns what answers under a name and version.
@@ -98,7 +98,7 @@ class ModelCalls:
     ) -> Submitted:
         base, _, version = name.partition(":")
         model = self._find(base, version)
-        self._check_circle(caller, model)
+        self._record_call(caller, model)
         if model.sequential or model.decoupled:
             raise Unsupported("it keeps states of sequences, or answers several times, which calls cannot use")
         if all(entry.done for entry in batch.entries):
@@ -116,15 +116,15 @@ class ModelCalls:
             )
         )
 
-    def _check_circle(self, caller: Model, model: ServedModel) -> None:
-        """Note that a model calls another one.
+    def _record_call(self, caller: Model, model: ServedModel) -> None:
+        """Record that a model calls another one.
 
         Raises:
-            InvalidArgument: it is the model itself, or one that calls it, at once or by others.
+            InvalidArgument: the call makes a cycle of models.
         """
         if model.name == caller.name or caller.name in self._reached(model):
             way = "" if model.name == caller.name else ", which calls it, at once or by others"
-            raise InvalidArgument(f"model '{caller.name}' cannot call '{model.name}'{way}: that is a circle")
+            raise InvalidArgument(f"model '{caller.name}' cannot call '{model.name}'{way}: that is a cycle")
         self._called.setdefault(caller, {})[model.name] = None
 
     def _reached(self, model: ServedModel) -> Iterator[str]:

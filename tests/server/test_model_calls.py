@@ -173,7 +173,7 @@ def test_large_answers_can_be_kept(client: ingot.Client) -> None:
         ("absent", NotFound, "model 'absent', which 'chosen' calls: Request for unknown model: 'absent' is not found"),
         ("slow:9", NotFound, "unknown model: 'slow' version 9 is not found"),
         ("affine", InvalidArgument, "model 'affine', which 'chosen' calls: .*'model'"),
-        ("chosen", InvalidArgument, "model 'chosen' cannot call 'chosen': that is a circle"),
+        ("chosen", InvalidArgument, "model 'chosen' cannot call 'chosen': that is a cycle"),
         ("circle", InvalidArgument, "'circle' cannot call 'chosen', which calls it, at once or by others"),
         ("slow 0.2", DeadlineExceeded, "model 'slow' did not answer within 0.2 s"),
     ],
