@@ -80,9 +80,9 @@ def command(url: str, name: str, steps: Steps) -> str:
     """Return a command that asks a model by a file, which has to be there, or by texts; empty for both together.
 
     Args:
-        url: the server's.
+        url: the server's URL.
         name: the model's, as part of a path.
-        steps: the model's.
+        steps: the model's steps.
     """
     media = {name: found for step in steps.before for name, found in step.media.items()}
     needed = [spec for spec in steps.inputs if spec.name not in steps.optional]

@@ -53,7 +53,7 @@ class Setting:
         common: whether ``ingot serve --help`` shows it; ``--help-all`` shows every setting.
         file_only: whether only a configuration file has it, and no option or variable.
         off: whether the value ``off`` is allowed, which is read as None.
-        name: the field's.
+        name: the field's name.
         kind: ``bool``, ``int``, ``float``, ``str`` or ``Path``.
         choices: the texts that it takes, if not all.
         default: its value where none is given.

@@ -30,7 +30,7 @@ class Control:
     """Loads and unloads models for management clients.
 
     Args:
-        rollouts: the server's.
+        rollouts: the server's rollouts.
         local: whether clients are the user of the server, who may also load files and from registries.
         metrics: where actions are counted.
     """

@@ -409,7 +409,7 @@ class Rollouts:
 
         Args:
             deployment: what it was tried for; the caller holds ``changing``.
-            digest: the candidate's.
+            digest: the candidate's digest.
             reason: why it ended.
             stopped: by an operator, which does not count as a failure; otherwise it was rolled back.
 

@@ -160,7 +160,7 @@ class Steps(BaseModel):
         """Check that the steps and the graph fit together.
 
         Args:
-            signature: the graph's.
+            signature: the graph's signature.
             files: returns the content of a file by its name; None if they are not checked.
 
         Raises:
@@ -206,7 +206,7 @@ class Steps(BaseModel):
 
         Args:
             files: returns the content of a file by its name.
-            signature: the graph's.
+            signature: the graph's signature.
             decoding: opens the steps that decode items, by default in this process.
 
         Raises:
@@ -251,7 +251,7 @@ class OpenedSteps:
 
     Args:
         config: the steps.
-        signature: the graph's.
+        signature: the graph's signature.
         before: the kind and the function of each step.
         after: the same.
     """
@@ -370,7 +370,7 @@ class OpenedSteps:
 
         Args:
             values: what :meth:`prepare` returned.
-            outputs: the graph's.
+            outputs: the graph's outputs.
             times: as for :meth:`prepare`.
 
         Raises:

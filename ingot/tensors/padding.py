@@ -133,7 +133,7 @@ class Padder:
     """Pads the inputs of a model and cuts its outputs back.
 
     Args:
-        signature: the model's.
+        signature: the model's signature.
         paddings: by dimension; see :meth:`Padding.check`.
     """
 

@@ -46,8 +46,8 @@ class ValueRange:
         """Check that an input can have this range.
 
         Args:
-            name: the input's.
-            dtype: the input's.
+            name: the input's name.
+            dtype: the input's datatype.
 
         Raises:
             InvalidArgument: the datatype is neither integer nor floating-point, an end is not one of its values, the

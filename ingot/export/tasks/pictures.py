@@ -103,7 +103,7 @@ class Processor:
         """Return the graph's inputs for the sizes of the pictures that it makes; none if they have no bounds.
 
         Args:
-            config: the model's.
+            config: the model's configuration.
             mask: the name of the mask of padding; empty without one.
         """
         sides = sides_of(self.operations)

@@ -46,7 +46,7 @@ def attach(blobs: RegistryBlobs, digest: str, source: Blobs, added: tuple[Descri
 
     Args:
         blobs: the repository.
-        digest: the archive's.
+        digest: the archive's digest.
         source: where the manifests of the attachments are read.
         added: the attachments; those of other tools are skipped.
 

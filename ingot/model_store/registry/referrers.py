@@ -60,7 +60,7 @@ def attach(blobs: RegistryBlobs, digest: str, added: tuple[Descriptor, ...], *, 
 
     Args:
         blobs: the repository.
-        digest: the archive's.
+        digest: the archive's digest.
         added: the attachments.
         replace: drop all signatures that are listed at first.
 

@@ -56,7 +56,7 @@ class Tags:
     """The tags of one model.
 
     Args:
-        name: the model's.
+        name: the model's name.
         folder: where they are stored; created by the first change.
     """
 

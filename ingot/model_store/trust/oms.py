@@ -102,7 +102,7 @@ def sign(path: Path, key: PrivateKey, *, out: Path, ignored: Collection[str] = (
 
     Args:
         path: the file or folder.
-        key: the signer's.
+        key: the signer's key.
         out: where the bundle will be written; a file of that name in the folder is not signed.
         ignored: further paths in the folder that are not signed.
 

@@ -122,8 +122,8 @@ def sign(archive: Archive, name: str, key: PrivateKey) -> bytes:
 
     Args:
         archive: the archive to sign. Its blobs are not read, as the digest covers them.
-        name: the model's.
-        key: the signer's.
+        name: the model's name.
+        key: the signer's key.
 
     Raises:
         InvalidArgument: ``SOURCE_DATE_EPOCH`` is not a number of seconds.

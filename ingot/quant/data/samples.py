@@ -34,7 +34,7 @@ class Samples:
     that of the data, with rows of one size together.
 
     Attributes:
-        signature: the model's.
+        signature: the model's signature.
         rows: their number.
         extras: the names of the arrays that are not inputs.
         classes: the names of the classes, if the labels are from a folder of images.
@@ -87,7 +87,7 @@ class Samples:
         """Read data from arrays, files, folders or an iterable.
 
         Args:
-            signature: the model's.
+            signature: the model's signature.
             data: arrays by name with all rows along the batch dimension; the one array of a model with one input; the
                 path of an ``.npz``, of an ``.npy`` (one input), or of a folder with one ``.npy`` an input, with images,
                 or with recorded traffic; or an iterable, such as a PyTorch DataLoader, of mappings, arrays, or tuples

@@ -17,7 +17,7 @@ def synthetic(signature: Signature, rows: int, seed: int = 0, examples: Sequence
     """Return generated inputs.
 
     Args:
-        signature: the model's.
+        signature: the model's signature.
         rows: their number.
         seed: the same seed produces the same inputs.
         examples: inputs that the model is known to accept, such as those of an archive's goldens. Generated rows have

@@ -27,7 +27,7 @@ class Answers(Metric):
     """The agreement of final answers with the original's: the share of equal best labels, or the cosine of vectors.
 
     Args:
-        steps: the model's.
+        steps: the model's steps.
     """
 
     name = "answers"

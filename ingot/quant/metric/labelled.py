@@ -23,7 +23,7 @@ class Labelled(Metric):
 
     Args:
         name: its name.
-        signature: the model's.
+        signature: the model's signature.
         labels: the extra with the labels.
         output: the output; by default the only floating-point one.
     """

@@ -53,7 +53,7 @@ def parse_metric(
             original; ``accuracy``, ``top5``, ``f1`` (macro), ``mae``, ``mse``, ``rmse`` and ``spearman`` need labels,
             by default the extra "labels". ``answers``, the agreement of final answers, and ``pairs``, the correlation
             of the similarity of pairs of texts with their scores, need steps and raw data.
-        signature: the model's.
+        signature: the model's signature.
         steps: returns the model's, if it has some.
         samples: the data, which decides on the default: of raw data that of its labels, otherwise ``answers``.
 

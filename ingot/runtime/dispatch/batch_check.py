@@ -40,8 +40,8 @@ class BatchCheck:
         share: of the batches of several requests, from 0 to 1.
         tolerance: the largest error of outputs that rounding explains, as a share of the largest value.
         metrics: where comparisons are counted.
-        name: the model's.
-        version: the model's.
+        name: the model's name.
+        version: the model's version.
     """
 
     def __init__(self, share: float, tolerance: float, metrics: Metrics, name: str, version: str):

@@ -142,7 +142,7 @@ class BatchRunner:
 
     Args:
         engine: the loaded model.
-        signature: the model's.
+        signature: the model's signature.
         padding: for a model whose requests may be padded to one size.
         limit: of each request's outputs.
         suspects: for an engine whose process may end; shared with the model's other engines.

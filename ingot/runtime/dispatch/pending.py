@@ -109,7 +109,7 @@ class Parts:
         owner: the component that accepted it.
         reply: called with the answer.
         arrived: when it was submitted.
-        signature: the model's.
+        signature: the model's signature.
         make: returns the part of an index, given its reply.
         limit: of the joined outputs.
         client: who sent it.

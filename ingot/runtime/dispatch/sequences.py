@@ -30,8 +30,8 @@ class Sequences:
     or is cancelled leaves the state as it was.
 
     Args:
-        name: the model's.
-        version: the model's.
+        name: the model's name.
+        version: the model's version.
         signature: the model's, with its states.
         states: the output that is each input's next value.
         model: accepts the requests, with the states among the inputs.

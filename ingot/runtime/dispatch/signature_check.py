@@ -114,7 +114,7 @@ class SignatureCheck:
     """Checks inputs against a model's signature.
 
     Args:
-        signature: the model's.
+        signature: the model's signature.
         padding: for a model whose requests may be padded to one size.
         most: samples of the largest batch; None if requests never share one.
         limit: of the memory of a call, if it can be predicted.

@@ -72,7 +72,7 @@ class States:
     """Makes, checks and takes off the states of requests, and makes their controls.
 
     Args:
-        signature: the model's.
+        signature: the model's signature.
         pairs: the output that is each state's next value, or a control; see :class:`Control`.
 
     Attributes:
@@ -177,7 +177,7 @@ def _without(signature: Signature, states: Mapping[str, str], controls: Set[str]
     """Return a signature without its states and controls.
 
     Args:
-        signature: the model's.
+        signature: the model's signature.
         states: the output that is each input's next value.
         controls: the inputs of ``states`` that are controls, which have no output.
 

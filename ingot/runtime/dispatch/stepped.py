@@ -43,9 +43,9 @@ class Stepped:
     that wait for these steps are bounded as the queue of the graph is, those of each client too.
 
     Args:
-        name: the model's.
-        version: the model's.
-        steps: the model's.
+        name: the model's name.
+        version: the model's version.
+        steps: the model's steps.
         accepts: answers requests of tensors.
         limits: of the queue.
         metrics: where the time of steps is observed.

@@ -36,8 +36,8 @@ class Assembly:
     """Makes the parts of one model.
 
     Args:
-        name: the model's.
-        version: the model's.
+        name: the model's name.
+        version: the model's version.
         settings: how it is run.
         metrics: where requests and batches are counted.
         statistics: counts of the model, also of earlier loads.
@@ -134,7 +134,7 @@ class Assembly:
         """Return the component that accepts raw requests in front of ``accepts``; None without steps.
 
         Args:
-            spec: the model's.
+            spec: the model's load spec.
             accepts: answers requests of tensors.
             lost: called with how a process that decodes items ended.
         """

@@ -60,7 +60,7 @@ def measured(
 
     Args:
         engines: loaded engines of one signature.
-        signature: the model's.
+        signature: the model's signature.
         example: valid inputs, whose first sample is repeated.
         limit: the largest possible batch.
         budget: seconds per engine and batch size. A batch size that would take far longer is left out, except the

@@ -44,7 +44,7 @@ class EngineLoader:
     If one of them fails, close the loader. Otherwise its engines belong to a dispatcher, which closes them.
 
     Args:
-        name: the model's.
+        name: the model's name.
         choice: what is served, with its first engine.
         signature: the contract for requests; None uses the engine's own reading of the file.
         settings: how the model is run.
@@ -53,7 +53,7 @@ class EngineLoader:
     Attributes:
         engines: all of them, once opened; on a GPU, the lanes of each.
         instances: number of copies of the model in memory.
-        signature: the model's.
+        signature: the model's signature.
         threads: CPU threads of each engine.
         swap: replaces engines that serve at once by those that share memory; None if there is nothing to replace.
         padding: how inputs are padded; None if they are not.

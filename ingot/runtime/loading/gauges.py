@@ -14,8 +14,8 @@ class ModelGauges:
 
     Args:
         metrics: shared by all models.
-        name: the model's.
-        version: the model's.
+        name: the model's name.
+        version: the model's version.
     """
 
     def __init__(self, metrics: Metrics, name: str, version: str):

@@ -35,7 +35,7 @@ def run_sizes(
 
     Args:
         engines: of one model; ``latency`` was measured with the first.
-        signature: the model's.
+        signature: the model's signature.
         examples: valid inputs, whose very first sample is used; zeros if empty.
         latency: the measurements; batches are no larger than its best size.
         most: samples of the largest batch.

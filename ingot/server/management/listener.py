@@ -57,7 +57,7 @@ class Management:
         """Open it.
 
         Args:
-            http_port: the server's.
+            http_port: the server's HTTP port.
             audit: where refused requests are logged; None if they are not.
 
         Raises:

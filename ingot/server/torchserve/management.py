@@ -81,9 +81,9 @@ class Management:
     """The changes that clients can make, and what they can read. Only archives of the server's store are registered.
 
     Args:
-        rollouts: the server's.
+        rollouts: the server's rollouts.
         versions: finds the models.
-        config: the server's.
+        config: the server's configuration.
     """
 
     def __init__(self, rollouts: Rollouts, versions: Versions, config: ServerConfig):

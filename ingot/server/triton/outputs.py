@@ -111,7 +111,7 @@ def best_classes(name: str, values: Array, count: int, labels: Sequence[str] = (
     """Return the indexes of the highest values with these, as texts ``VALUE:INDEX[:LABEL]`` in Triton's format.
 
     Args:
-        name: the output's.
+        name: the output's name.
         values: [batch, ...] or [...]; all dimensions behind the batch are one list of classes.
         count: of classes that are wanted; fewer if there are fewer.
         labels: the names of classes; not used if there are fewer than classes, which would be those of another output.

@@ -74,7 +74,7 @@ class Image(ItemStep):
 
         Args:
             pixels: the values, [n, 3, height, width].
-            signature: the graph's.
+            signature: the graph's signature.
 
         Raises:
             InvalidArgument: they are too small or too large.

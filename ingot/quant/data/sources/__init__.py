@@ -25,7 +25,7 @@ def open_source(
     """Return the source for ``data``.
 
     Args:
-        signature: the model's.
+        signature: the model's signature.
         data: see :meth:`ingot.quant.data.samples.Samples.read`.
         transform: how images become arrays.
         what: the data's name in messages.

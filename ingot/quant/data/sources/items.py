@@ -85,7 +85,7 @@ def check_item(
     """Yield an item's rows: all at once, or case by case for a model without a batch.
 
     Args:
-        signature: the model's.
+        signature: the model's signature.
         arrays: the inputs, and others by name.
         what: the item's name in messages.
         single: whether the inputs may be one row without the batch dimension.

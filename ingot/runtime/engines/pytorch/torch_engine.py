@@ -34,7 +34,7 @@ class TorchEngine(PipelinedEngine):
     Constructors of the formats that run in a pipeline call :meth:`_loaded` last.
 
     Args:
-        signature: the model's.
+        signature: the model's signature.
         device: where it is, with an index if that is a GPU.
         threads: CPU threads per call; by default PyTorch's own number.
         precision: of products of 32-bit floats on a GPU: ``f32`` or ``tf32``.

@@ -77,7 +77,7 @@ class TorchLane:
         call: the model.
         pipeline: shared by the lanes of the model.
         backend: of the pipeline's device.
-        signature: the model's.
+        signature: the model's signature.
         graphs: which batches are captured; None for none.
     """
 

@@ -66,7 +66,7 @@ def find(plane: DataPlane, name: str, *tasks: str) -> Served:
     """Return a model by its name, or ``name:version``.
 
     Args:
-        plane: the server's.
+        plane: the server's data plane.
         name: as clients send it.
         tasks: what it may do.
 
