@@ -143,7 +143,7 @@ class ServerSettings(TypedDict, total=False):
     install_requirements: bool
     """Install the versions of packages that models in Python require, into separate folders."""
     permit: str | None
-    """Permissions of models in Python, for those that ask for them: network, network-at-load, programs."""
+    """Permissions of models in Python, for those that ask for them: network, network-at-load, programs, write."""
     model_settings: str | None
     """Values that a model in Python gets as context.settings, as texts."""
     repeat_until: str | None
