@@ -120,7 +120,7 @@ class Model:
     @property
     def parkable(self) -> bool:
         """Whether it can be loaded again after it was closed."""
-        return self._parkable
+        return self._parkable and self.streams is None
 
     @property
     def parked(self) -> bool:

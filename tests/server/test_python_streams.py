@@ -54,6 +54,11 @@ class Words:
     def example(self):
         return ["a b", "c"]
 
+class Letters:
+    async def predict_one(self, text: str) -> AsyncIterator[str]:
+        for letter in text:  # without waiting for anything
+            yield letter
+
 class Ticks:
     inputs = ["text:str[batch]", "size:int64[batch]"]
     outputs = ["text:bytes[batch]", "at:int64[batch]", "open:int64[batch]"]
@@ -70,7 +75,7 @@ class Ticks:
         finally:
             self.running -= 1
 """
-MODELS = ("Words", "Ticks")
+MODELS = ("Words", "Ticks", "Letters")
 
 
 def sources(folder: Path) -> list[str]:
@@ -106,6 +111,8 @@ def test_each_value_that_the_code_yields_is_an_answer(server: RunningServer, pro
     url = server.http_url if protocol == "http" else server.grpc_url
     assert [*answers(url, "words", text("a b c"))] == ["0:a", "1:b", "2:c"]
     assert not [*answers(url, "words", text(""))]
+    assert [*answers(url, "letters", text("abc"))] == ["a", "b", "c"]
+    assert not [*answers(url, "letters", text(""))]
     assert [*answers(url, "words", text("a b c"), max_steps=2)] == ["0:a", "1:b"]
     found = answers(url, "words", text("a fail b"))
     assert next(found) == "0:a"
@@ -118,7 +125,7 @@ def test_each_value_that_the_code_yields_is_an_answer(server: RunningServer, pro
             client.infer("words", text("a"))
         with pytest.raises(IngotError, match="send one sample per request"):
             next(client.stream("words", text("a", "b")))
-    with pytest.raises(IngotError, match=r"time was over after [1-9]\d* answers|within|deadline"):
+    with pytest.raises(IngotError, match=r"time was over after [1-9]\d* answers|within|deadline|allow more time"):
         for _ in answers(url, "ticks", tick(), timeout=300_000):
             pass
 
@@ -134,6 +141,19 @@ def test_server_sent_events_end_with_one_error(http: httpx.Client) -> None:
     assert http.post("words/generate_stream", json={"text": ""}).text == ""
     assert http.post("words/generate", json={"text": "a b", "max_steps": 1}).json()["output"] == "0:a"
     assert http.post("words/generate", json={"text": "", "max_steps": 1}).status_code == 500
+
+
+def test_hugging_faces_form_streams_if_it_says_so(server: RunningServer, http: httpx.Client) -> None:
+    url = f"{server.http_url}/models/words"
+    with http.stream("POST", url, json={"inputs": "a fail b", "stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert events(response) == [{"output": "0:a"}, {"error": "the model rejects this input: a bad word"}]
+    with http.stream("POST", url, json={"inputs": {"text": "a b"}, "stream": True}) as response:
+        assert events(response) == [{"output": "0:a"}, {"output": "1:b"}]
+    assert http.post(url, json={"inputs": ["a", "b"], "stream": True}).status_code == 400
+    refused = http.post(url, json={"inputs": "a"})
+    assert refused.status_code == 501
+    assert "'stream': true" in refused.json()["error"]
 
 
 def test_tritons_client_reads_the_last_answer_of_many_streams(server: RunningServer) -> None:

@@ -198,12 +198,13 @@ class _Endpoints:
     async def _stream(self, request: Request, events: Events, form: Refusal | None) -> Response:
         """Answer a request with server-sent events, each a JSON object."""
         items = events.items
-        first = await _unless_gone(request, anext(items))  # an error before it has its own status
+        first = await _unless_gone(request, _first(items))  # an error before it has its own status
 
         async def written() -> AsyncGenerator[bytes]:
             async with contextlib.aclosing(items):
                 try:
-                    yield _event(first)
+                    if first is not None:
+                        yield _event(first)
                     async for item in items:
                         yield _event(item)
                 except Exception as error:  # noqa: BLE001 - the boundary of one request
@@ -211,7 +212,8 @@ class _Endpoints:
                 else:
                     yield events.end
 
-        return _events(written())
+        headers = {"Cache-Control": "no-store"}
+        return StreamingResponse(written(), media_type="text/event-stream", headers=headers)
 
     async def infer(self, request: Request, model: str, version: str = "") -> Response:
         """Answer one request of inference."""
@@ -245,16 +247,7 @@ class _Endpoints:
         with self._service.budget.reserve() as reservation:
             body = await self._read(request, reservation)
             decoded = await generate.read(self._plane, model, version, body, _sender(request))
-        answers = generate.events(self._plane, decoded)
-        first = await anext(answers, b"")  # an error before it has its own status
-
-        async def events() -> AsyncGenerator[bytes]:
-            async with contextlib.aclosing(answers):
-                yield first
-                async for event in answers:
-                    yield event
-
-        return _events(events())
+        return await self._stream(request, Events(generate.events(self._plane, decoded)), None)
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics in Prometheus' text form."""
@@ -280,12 +273,15 @@ class _Endpoints:
         return b"".join(parts)
 
 
+async def _first(items: AsyncGenerator[Any]) -> Any:
+    """Return the first item; None if there is none."""
+    async for item in items:
+        return item
+    return None
+
+
 def _event(content: Any) -> bytes:
     return b"data: %b\n\n" % json_codec.dumps(content)
-
-
-def _events(written: AsyncGenerator[bytes]) -> Response:
-    return StreamingResponse(written, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 async def _answered(handler: Handler, call: Call) -> responses.HttpResponse | Events:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ingot.errors import InvalidArgument, ModelFailed, Unsupported, public_text, shortened
-from ingot.faults import public_error
+from ingot.errors import InvalidArgument, ModelFailed, Unsupported, shortened
 from ingot.protocol import json_codec, json_data, json_large
 from ingot.protocol.requests import InferRequest, InferResponse, Template, check_parameters
 from ingot.server.net import compression
@@ -76,24 +75,11 @@ async def answer(plane: DataPlane, request: InferRequest) -> bytes:
     raise ModelFailed(f"model '{template.model}' has no answer to this request")
 
 
-async def events(plane: DataPlane, request: InferRequest) -> AsyncGenerator[bytes, None]:
-    """Yield each answer as a server-sent event; an error behind the first answer is one, too.
-
-    Raises:
-        IngotError: there is no answer.
-    """
-    begun = False
+async def events(plane: DataPlane, request: InferRequest) -> AsyncGenerator[orjson.Fragment]:
+    """Yield each answer as JSON; errors as for :func:`answer`."""
     async with contextlib.aclosing(generation.answers(plane, request, "http")) as answers:
-        try:
-            async for response, _ in answers:
-                yield b"data: %b\n\n" % await _encoded(response)
-                begun = True
-        except Exception as error:  # the boundary of one request
-            if not begun:
-                raise
-            public = public_error(error, "a request failed")
-            plane.count_error("http", public)
-            yield b"data: %b\n\n" % json_codec.dumps({"error": public_text(public)})
+        async for response, _ in answers:
+            yield orjson.Fragment(await _encoded(response))
 
 
 def _inputs(plane: DataPlane, model: str, version: str) -> Sequence[TensorSpec]:

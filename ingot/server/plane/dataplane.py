@@ -253,7 +253,7 @@ class ModelRoute(Route):
         if model.decoupled and not template.repeated:
             raise Unsupported(
                 f"model '{model.name}' has a decoupled transaction policy: it answers a request several times. Send it "
-                "by ModelStreamInfer over gRPC, or to .../generate_stream over HTTP"
+                "by ModelStreamInfer over gRPC, to .../generate_stream, or with 'stream': true to /models/..."
             )
         self.model = model
         self.timeout = timeout_of(template.parameters)

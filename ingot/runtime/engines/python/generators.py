@@ -102,7 +102,7 @@ class _Generator:
         if index != self.index + 1:
             return _lost()
         if isinstance(self._found, AsyncIterator):
-            return anext(self._found, Ended())
+            return _next(self._found)
         if isinstance(found := self._found, Iterator):
             return foreign.outcome(lambda: next(found, Ended()))
         return ModelFailed(f"it returned a {type(self._found).__name__}, not a generator of answers")
@@ -110,6 +110,14 @@ class _Generator:
     def close(self) -> Any:
         close = getattr(self._found, "aclose", None) or getattr(self._found, "close", None)
         return None if close is None or inspect.isawaitable(self._found) else close()
+
+
+async def _next(generator: AsyncIterator[Any]) -> Any:
+    """Return the next answer. Python 3.11's anext with a default fails at the end of a generator that never waits."""
+    try:
+        return await anext(generator)
+    except StopAsyncIteration:
+        return Ended()
 
 
 def _lost() -> EngineLost:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,10 @@ from ingot.errors import InvalidArgument, InvalidField, quoted
 from ingot.protocol import json_data
 from ingot.protocol.requests import InferRequest, InferResponse, Template
 from ingot.server.net import compression
+from ingot.server.plane import generation
 from ingot.server.plane.apis.asking import AT_ONCE
 from ingot.server.plane.fields import Fields, check_count
-from ingot.server.plane.handlers import Call
+from ingot.server.plane.handlers import Call, Events
 from ingot.serving import ServedModel
 from ingot.tensors import Array, DType, Signature
 
@@ -27,7 +29,8 @@ async def answer(call: Call, model: ServedModel) -> Any:
 
     Args:
         call: ``inputs`` are a sample or a list of them. A sample is an object by the names of inputs, or the value of
-            the only input. Inputs that ``parameters`` name have the same value in every sample.
+            the only input. Inputs that ``parameters`` name have the same value in every sample. With ``stream``, there
+            is one sample, and each of its answers is an event.
         model: the model. If its requests cannot be joined, a sample is the whole of each tensor.
 
     Raises:
@@ -37,6 +40,7 @@ async def answer(call: Call, model: ServedModel) -> Any:
     """
     fields = Fields(call.content)
     given, parameters = fields.any("inputs"), fields.any("parameters")
+    stream = fields.flag("stream")
     fields.end()
     check_count("inputs", given, _MOST)
     signature = model.signature
@@ -45,10 +49,19 @@ async def answer(call: Call, model: ServedModel) -> Any:
     read = partial(_arrays, signature, samples, joined=joined)
     inputs = await compression.run(read, in_thread=not isinstance(given, str | bytes))
     request = InferRequest(Template(model.name, model.version), inputs, "", None, call.client)
+    if stream:
+        return Events(_stream(call, request, joined=joined))
     response = await call.plane.infer(request, "http")
     many = sum(array.size for array in response.arrays.values()) > AT_ONCE
     rows = await compression.run(partial(_rows, response, joined=joined), in_thread=many)
     return rows if listed else rows[0]
+
+
+async def _stream(call: Call, request: InferRequest, *, joined: bool) -> AsyncGenerator[dict[str, Any]]:
+    async with contextlib.aclosing(generation.answers(call.plane, request, "http")) as answers:
+        async for response, _ in answers:
+            for row in _rows(response, joined=joined):
+                yield row
 
 
 def _shared(signature: Signature, parameters: Any) -> dict[str, Any]:
