@@ -467,7 +467,8 @@ class Metrics:
         )
         self.tokens = Counts(
             "ingot_tokens",
-            "Tokens of decoders, by kind: `prompt`, which were read, or `answer`, which were chosen",
+            "Tokens of decoders, by kind: `prompt`, which were read; `reused`, of beginnings of prompts that the cache "
+            "held already; `answer`, which were chosen",
             (*_MODEL, "kind"),
             registry,
         )

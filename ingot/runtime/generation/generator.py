@@ -83,7 +83,9 @@ class Generator:
         self._speed = 0.0  # tokens of prompts per second
         self._loop: asyncio.AbstractEventLoop | None = None
         self._quiet = asyncio.Event()
-        self._read, self._made = (metrics.tokens.labels(name, version, kind) for kind in ("prompt", "answer"))
+        self._read, self._made, self._reused = (
+            metrics.tokens.labels(name, version, kind) for kind in ("prompt", "answer", "reused")
+        )
         self._reading, self._extending, self._choosing = (
             metrics.decoding_seconds.labels(name, version, stage) for stage in ("read", "extend", "choose")
         )
@@ -174,6 +176,7 @@ class Generator:
         if step.chunks:
             read = sum(chunk.tokens.size for chunk in step.chunks)
             self._read.inc(read)
+            self._reused.inc(self._policy.reused - self._reused.value)
             self._reading.observe(reading)
             self._learn(read, reading)
         if step.tokens.size:

@@ -13,10 +13,12 @@ import numpy as np
 
 from ingot.errors import InvalidArgument
 from ingot.runtime.engines.decoder.step import KNOBS, Choice, Chosen, Chunk, Move, Step
+from ingot.runtime.generation.prefixes import Prefixes
 from ingot.runtime.generation.requests import GenerationRequest, Token
 from ingot.runtime.scheduling.entry import Entry, ignore
 from ingot.runtime.scheduling.limits import Limits
 from ingot.runtime.scheduling.queue import Clients, check_room
+from ingot.tensors import Array
 
 MOST_READ = 1024
 """Most tokens of prompts that a step reads: a request is dropped between steps, so they must not take long."""
@@ -30,20 +32,20 @@ class Row:
         most: most tokens of the answer.
         seed: of its random numbers.
         read: tokens of the prompt in the cache.
-        made: tokens of the answer so far.
-        last: the latest of them.
+        answer: the tokens so far.
         over: whether its row is to be freed before the next step.
         entry: its place in the queue, and its client.
     """
 
-    __slots__ = ("entry", "knobs", "last", "made", "most", "over", "read", "request", "seed")
+    __slots__ = ("answer", "entry", "knobs", "most", "over", "read", "request", "seed")
 
     def __init__(self, request: GenerationRequest, most: int, seed: int):
         self.request = request
         self.most = most
         self.seed = seed
         self.knobs = tuple(float(getattr(request.sampling, name)) for name in KNOBS)
-        self.read = self.made = self.last = 0
+        self.read = 0
+        self.answer: list[int] = []
         self.over = False
         nbytes = request.prompt.nbytes
         self.entry = Entry({}, 1, ignore, 0.0, (), priority=request.priority, nbytes=nbytes, client=request.client)
@@ -56,11 +58,16 @@ class Row:
     @property
     def length(self) -> int:
         """Tokens in the cache: the latest token of the answer is not."""
-        return self.read + max(0, self.made - 1)
+        return self.read + max(0, len(self.answer) - 1)
+
+    @property
+    def held(self) -> Array:
+        """The tokens in the cache."""
+        return np.concatenate([self.request.prompt[: self.read], np.array(self.answer[:-1], np.int64)])
 
     @property
     def choice(self) -> Choice:
-        return Choice(self.knobs, self.seed, self.made, self.request.prompt.size)
+        return Choice(self.knobs, self.seed, len(self.answer), self.request.prompt.size)
 
 
 class Event(NamedTuple):
@@ -84,15 +91,18 @@ class Policy:
 
     Attributes:
         share: most tokens of prompts that a step reads while it extends rows, for which these wait.
+        reused: tokens of prompts that were not read, since another row held them.
     """
 
     def __init__(self, slots: int, context: int, vocab: int, limits: Limits):
         self.share = MOST_READ
+        self.reused = 0
         self._slots = slots
         self._context = context
         self._vocab = vocab
         self._limits = limits
         self._rows: list[Row] = []
+        self._prefixes = Prefixes(slots)
         self._clients = Clients(0)
         self._waiting: dict[Entry, Row] = {}
         self._nbytes = 0
@@ -164,7 +174,7 @@ class Policy:
         """Return the next step; None if there is nothing to do."""
         moves = self._leave()
         extended = [row for row in self._rows if not row.entering]
-        chunks = self._enter(self.share if extended else MOST_READ)
+        chunks = self._enter(self.share if extended else MOST_READ, moves)
         ended = [self._rows[chunk.row] for chunk in chunks if chunk.last]
         if not self._rows:
             return None
@@ -173,7 +183,7 @@ class Policy:
         return Step(
             moves=moves,
             chunks=chunks,
-            tokens=np.array([row.last for row in extended], np.int64),
+            tokens=np.array([row.answer[-1] for row in extended], np.int64),
             lengths=np.array([row.length for row in extended], np.int64),
             choices=[row.choice for row in self._stepping],
             top=max(wanted, default=-1),
@@ -190,6 +200,7 @@ class Policy:
     def _free(self, place: int) -> list[Move]:
         """Free a row: the last one takes its place, and one that is entering stays the last."""
         rows, moves = self._rows, []
+        self._prefixes.note(len(rows) - 1, rows[-1].held, rows[-1].request.client)
         places = [len(rows) - 2, len(rows) - 1] if rows[-1].entering else [len(rows) - 1]
         for source in places:
             if source > place:
@@ -198,14 +209,24 @@ class Policy:
         del rows[place]
         return moves
 
-    def _enter(self, budget: int) -> list[Chunk]:
-        """Return the parts of prompts to read: of the row that is entering, and then of those that wait."""
+    def _enter(self, budget: int, moves: list[Move]) -> list[Chunk]:
+        """Return the parts of prompts to read: of the row that is entering, and then of those that wait.
+
+        The beginning of a prompt that another row holds is copied, by a further move.
+        """
         chunks: list[Chunk] = []
         while budget:
             if not (self._rows and self._rows[-1].entering):
                 if len(self._rows) == self._slots or not self._waiting:
                     break
-                row = self._waiting[self._clients.first()]
+                row, place = self._waiting[self._clients.first()], len(self._rows)
+                source, row.read = self._prefixes.find(row.request, self._rows)
+                if row.read and source in {chunk.row for chunk in chunks}:
+                    row.read = 0
+                    break  # it is copied in the next step, when the other row has read it
+                if row.read and source != place:
+                    moves.append(Move(source, place, row.read))
+                self.reused += row.read
                 self._dequeue(row)
                 self._rows.append(row)
             row = self._rows[-1]
@@ -224,24 +245,25 @@ class Policy:
         return [self._advanced(row, chosen, place) for place, row in enumerate(rows) if not row.over]
 
     def _advanced(self, row: Row, chosen: Chosen, place: int) -> Event:
-        row.last = int(chosen.tokens[place])
-        row.made += 1
+        token = int(chosen.tokens[place])
+        row.answer.append(token)
         self._clients.charge(row.entry, 1)
-        if row.last in row.request.stop_ids:
+        if token in row.request.stop_ids:
             row.over = True
             return Event(row, None, "stop")
-        row.over = row.made == row.most
+        row.over = len(row.answer) == row.most
         return Event(row, _token(row, chosen, place), "length" if row.over else None)
 
     def fail(self) -> list[Row]:
         """Free all rows, as the step failed and the cache may be lost; return those that are not over."""
         rows, self._rows, self._stepping = self._rows, [], []
+        self._prefixes = Prefixes(self._slots)
         return [row for row in rows if not row.over]
 
 
 def _token(row: Row, chosen: Chosen, place: int) -> Token:
     wanted = row.request.logprobs
     if wanted is None:
-        return Token(row.last)
+        return Token(row.answer[-1])
     top = zip(chosen.top_tokens[place].tolist(), chosen.top_logprobs[place].tolist(), strict=True)
-    return Token(row.last, float(chosen.logprobs[place]), tuple(top)[:wanted])
+    return Token(row.answer[-1], float(chosen.logprobs[place]), tuple(top)[:wanted])

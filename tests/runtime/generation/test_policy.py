@@ -38,13 +38,12 @@ class Lists:
     def run(self, step: Step) -> Chosen:
         self.steps += 1
         for source, target, length in step.moves:
-            assert len(self.rows[source]) == length
-            self.rows[target] = [*self.rows[source]]
+            assert len(self.rows[source]) >= length
+            self.rows[target] = self.rows[source][:length]
         tokens = []
         for chunk in step.chunks:
-            if not chunk.start:
-                self.rows[chunk.row] = []
-            assert len(self.rows[chunk.row]) == chunk.start
+            assert len(self.rows[chunk.row]) >= chunk.start
+            del self.rows[chunk.row][chunk.start :]
             self.rows[chunk.row] += chunk.tokens.tolist()
         for row, (token, length) in enumerate(zip(step.tokens, step.lengths, strict=True)):
             assert len(self.rows[row]) == length
@@ -77,11 +76,13 @@ def test_random_arrivals_and_cancellations_disturb_no_row(seed: int) -> None:
     served.share = drawn.choice((1, 5, MOST_READ))
     found: dict[Row, list[int]] = {}
     dropped: set[Row] = set()
+    common = [[drawn.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
     left = 150
     while left or len(served.rows) or served.waiting:
         while left and drawn.random() < 0.6:
             left -= 1
             prompt = [drawn.randrange(VOCAB) for _ in range(drawn.randint(1, 40))]
+            prompt = [*drawn.choice(common)[: drawn.randint(0, 40)], *prompt][:40]
             found[served.offer(request(prompt, drawn.randint(1, 20), client=drawn.randrange(3)), 0)] = []
         if (step := served.plan()) is None:
             continue
@@ -98,6 +99,7 @@ def test_random_arrivals_and_cancellations_disturb_no_row(seed: int) -> None:
             assert event.row not in dropped
             found[event.row] += [] if event.token is None else [event.token.id]
     assert len(dropped) > 3
+    assert served.reused > 30
     for row, tokens in found.items():
         expected = answer(row.request.prompt.tolist(), row.most)
         assert tokens == (expected[: len(tokens)] if row in dropped else expected)
@@ -131,6 +133,22 @@ def test_a_long_prompt_is_read_in_parts_while_others_are_answered() -> None:
         parts += [len(chunk.tokens) for chunk in step.chunks]
         served.finish(engine.run(step))
     assert parts == [8, 8, 8, 6]
+
+
+def test_equal_prompts_are_read_once_and_a_clients_own_alone() -> None:
+    served, engine = policy(), Lists()
+    prompt = [*range(4, 40)]
+    rows = [served.offer(request(prompt, 2, client=client), 0) for client in (1, 1, 1, 2)]
+    read = tokens = 0
+    while (step := served.plan()) is not None:
+        read += sum(len(chunk.tokens) for chunk in step.chunks)
+        tokens += len(served.finish(engine.run(step)))
+    assert read == 2 * 36 + 2 * 1  # all but the last token, of which the first of the answer follows
+    assert tokens == 2 * len(rows)
+    again = served.offer(request([*prompt, *rows[3].answer[:1], 5], 1, client=2), 0)
+    step = served.plan()
+    assert step is not None
+    assert again.read - len(step.chunks[0].tokens) in (0, 36, 37)
 
 
 def test_clients_enter_by_least_use() -> None:
