@@ -10,7 +10,7 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
-from ingot.export.lower.forms.exact_math import floor_divide, ints, like
+from ingot.export.lower.forms.exact_math import floor_divide, ints, like, typed
 
 aten = torch.ops.aten
 op: Any = opset18
@@ -48,15 +48,18 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> An
 
 def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
     """Express ``aten.scatter_add``."""
-    return core.aten_scatter_add(x, dim, index, _cut(index, source))
+    return scatter_reduce(x, dim, index, source, "sum")
 
 
 def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, include_self: bool = True) -> Any:
     """Express ``aten.scatter_reduce.two``; the exporter ignores ``mean``: https://github.com/onnx/onnx/issues/5100.
 
     It passes over NaN for extremes, and starts them at the extreme finite numbers without ``include_self``. Means of
-    integers are rounded down.
+    integers are rounded down. ONNX Runtime's kernel lacks half precision.
     """
+    if x.dtype is ir.DataType.FLOAT16:
+        wide = (typed(value, ir.DataType.FLOAT) for value in (x, source))
+        return op.CastLike(scatter_reduce(next(wide), dim, index, next(wide), reduce, include_self), x)
     if not x.shape:
         flat, places, values = (op.Reshape(value, ints(-1)) for value in (x, index, source))
         flat.dtype, flat.shape, places.shape, values.shape = x.dtype, ir.Shape([1]), ir.Shape([1]), ir.Shape([1])
