@@ -78,6 +78,15 @@ def test_attention_of_a_query_whose_scores_are_all_minus_infinity_is_zero(dtype:
 
 
 @pytest.mark.matrix
+def test_reductions_by_index_in_half_precision() -> None:
+    def model(x: Tensor) -> list[Tensor]:
+        rows = (x > 0).long()
+        return [x.scatter_add(0, rows, x), x.scatter_reduce(1, rows, x, "mean"), x.scatter_reduce(1, rows, x, "amax")]
+
+    check(model, "x:float16[batch=2..,4]", torch.randn(5, 4).half())
+
+
+@pytest.mark.matrix
 def test_assignments_to_diagonals() -> None:
     def model(x: Tensor) -> list[Tensor]:
         whole, above, below = x.clone(), x.clone(), x.clone()
