@@ -35,7 +35,7 @@ class EchoPlane:
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.metrics = Metrics()
-        self.repository = SimpleNamespace(get=lambda name, version: SimpleNamespace(repeat=None))  # has every model
+        self.repository = SimpleNamespace(get=lambda name, version: SimpleNamespace(decoupled=False))  # has every model
         self.requests: list[InferRequest] = []
         self.tickets: list[EchoTicket] = []
         self.errors: list[Exception] = []

@@ -64,7 +64,7 @@ class Endless:
     def __init__(self) -> None:
         self.begun = self.ended = 0
         self.reader = None
-        self.repository = SimpleNamespace(get=lambda name, version: SimpleNamespace(repeat=None))
+        self.repository = SimpleNamespace(get=lambda name, version: SimpleNamespace(decoupled=False))
 
     async def infer(self, *_: Any) -> Any:
         self.begun += 1
