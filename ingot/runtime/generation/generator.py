@@ -79,7 +79,7 @@ class Generator:
         self._expiry = Expiry(name)
         self._answers: dict[Row, _Answer] = {}
         self._running = False
-        self._pump_due = False
+        self._step_due = False
         self._speed = 0.0  # tokens of prompts per second
         self._loop: asyncio.AbstractEventLoop | None = None
         self._quiet = asyncio.Event()
@@ -136,17 +136,17 @@ class Generator:
         answer = self._answers[row] = _Answer(self, row, stream, request)
         if request.timeout is not None:
             self._expiry.add(loop, answer, request.timeout)
-        self._pump_soon()
+        self._begin_step_soon()
         return answer
 
-    def _pump_soon(self) -> None:
-        if not self._pump_due and self._loop is not None:
-            self._pump_due = True
-            self._loop.call_soon(self._pump)
+    def _begin_step_soon(self) -> None:
+        if not self._step_due and self._loop is not None:
+            self._step_due = True
+            self._loop.call_soon(self._begin_step)
 
-    def _pump(self) -> None:
+    def _begin_step(self) -> None:
         """Begin the next step, unless one runs."""
-        self._pump_due = False
+        self._step_due = False
         if self._running:
             return
         if (step := self._policy.plan()) is None:
@@ -169,7 +169,7 @@ class Generator:
             for event in self._policy.finish(chosen):
                 self._answers[event.row].take(event, now)
             self._count(step, *chosen.seconds.tolist())
-        self._pump()
+        self._begin_step()
 
     def _count(self, step: Step, reading: float, extending: float, choosing: float) -> None:
         """Observe the stages of a step."""
@@ -205,7 +205,7 @@ class Generator:
             (self._statistics.failed if failed else self._statistics.answered).add(time.perf_counter() - answer.began)
         if not answer.row.over:
             self._policy.cancel(answer.row)
-            self._pump_soon()
+            self._begin_step_soon()
         if not self._answers:
             self._quiet.set()
 
