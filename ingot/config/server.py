@@ -173,7 +173,7 @@ class ServerConfig(Fields):
             derived_cache=self.derived_cache,
             slo=self.slo,
             max_answer_bytes=self.max_answer_mb << 20,
-            max_call_bytes=min(memory.for_engines(), math.inf if self.max_call_mb is None else self.max_call_mb << 20),
+            max_call_bytes=min(memory.engine_limit(), math.inf if self.max_call_mb is None else self.max_call_mb << 20),
             engine_call_mb=self.max_call_mb or Settings.engine_call_mb,
             engine_threads=self.threads,
             isolate=self.isolate,

@@ -84,7 +84,7 @@ class Watchdog:
         self._ends_process = ends_process
         self._clock = 0.0
         self._resident = 0
-        self._most = memory.for_engines()
+        self._most = memory.engine_limit()
         self._calls: dict[Worker, _Call] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0

@@ -105,7 +105,7 @@ class Server:
             await self._ports.start()
             on_error.pop_all()
         self._watchdog.start()
-        ort_arena.share(memory.for_engines())
+        ort_arena.share(memory.engine_limit())
         async with contextlib.AsyncExitStack() as on_late_error:
             on_late_error.push_async_callback(self._stop)
             if self.management is not None:

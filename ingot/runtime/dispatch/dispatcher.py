@@ -191,7 +191,7 @@ class Dispatcher(Owner):
         limit, share = (self._slo, _HEADROOM) if timeout is None else (timeout, 1.0)
         deadline = math.inf if limit is None else now + share * limit
         try:
-            if checked.peak > _LARGE_CALL and checked.peak > memory.left():
+            if checked.peak > _LARGE_CALL and checked.peak > memory.available():
                 raise self._no_memory(checked.peak)
             parts = None if request.lengths is None else by_length(request, checked, self._padding, self._scheduler)
             if not parts and checked.samples <= checked.most:

@@ -91,13 +91,13 @@ class CallLimit:
             most,
             units.size(peak := self.peak({**sizes, batch: fits + 1})),
             units.size(int(self.nbytes)),
-            "; raise --max-call-mb (INGOT_MAX_CALL_MB)" if peak <= memory.for_engines() else "",
+            "; raise --max-call-mb (INGOT_MAX_CALL_MB)" if peak <= memory.engine_limit() else "",
         )
 
     def _check(self, peak: int, what: str) -> None:
         if peak <= self.nbytes:
             return
-        available = memory.for_engines()
+        available = memory.engine_limit()
         needed = math.ceil(peak / (1 << 20))
         remedy = (
             f"raise --max-call-mb (INGOT_MAX_CALL_MB) to {needed}"

@@ -87,12 +87,12 @@ def limit(cgroup: Path = cgroup.ROOT, meminfo: Path = _MEMINFO) -> float:
     return min([most for most, _ in (*_groups(cgroup), *_resources())] + [_of_machine("MemTotal", meminfo)])
 
 
-def for_engines() -> float:
+def engine_limit() -> float:
     """Return the share of :func:`limit` that engines may hold: weights, and the tensors of their calls."""
     return _SHARE_OF_ENGINES * limit()
 
 
-def left(cgroup: Path = cgroup.ROOT, meminfo: Path = _MEMINFO) -> float:
+def available(cgroup: Path = cgroup.ROOT, meminfo: Path = _MEMINFO) -> float:
     """Return how many more bytes this process may allocate; infinity if unknown. This reads several files."""
     rests = [most - used for most, used in (*_groups(cgroup), *_resources())]
     return max(0.0, min([*rests, _of_machine("MemAvailable", meminfo)]))

@@ -127,7 +127,7 @@ async def test_a_model_is_loaded_again_with_its_settings(tmp_path: Path) -> None
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "left", lambda: 1000.0)
+    monkeypatch.setattr(memory, "available", lambda: 1000.0)
     with pytest.raises(
         Unavailable, match=r"the cache of 16 slots of 128 tokens takes 512 KiB.*lower --slots or --context"
     ):

@@ -196,7 +196,7 @@ def test_a_limit_over_the_memory_of_the_machine_is_that_of_the_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request of many samples runs in parts; a sample that exceeds the memory is refused without a useless remedy."""
-    monkeypatch.setattr(memory, "for_engines", lambda: 18.0 * MIB)
+    monkeypatch.setattr(memory, "engine_limit", lambda: 18.0 * MIB)
     model = str(onnx_models.squared(folder))
     with (
         ingot.serve(model, http_port=0, grpc_port=0, device="cpu", max_call_mb=100_000_000) as server,
@@ -242,7 +242,7 @@ def test_calls_larger_than_the_memory_that_is_left_are_refused(folder: Path, mon
     model = str(onnx_models.squared(folder))
     with ingot.serve(model, http_port=0, grpc_port=0, device="cpu") as server, client(server, "http") as asking:
         assert asking.infer("squared", {"x": np.ones((1, 5000), np.float32)})["y"] == 1
-        monkeypatch.setattr(memory, "left", lambda: 64 * MIB)
+        monkeypatch.setattr(memory, "available", lambda: 64 * MIB)
         with pytest.raises(Unavailable, match=r"may take 95\.4 MiB, more than the memory that is left"):
             asking.infer("squared", {"x": np.ones((1, 5000), np.float32)})
         assert asking.infer("squared", {"x": np.ones((1, 100), np.float32)})["y"] == 1
@@ -262,13 +262,13 @@ def test_the_limit_of_a_control_group_counts(tmp_path: Path, version: int) -> No
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 2000 kB\nMemFree: 10 kB\nMemAvailable: 1500 kB\n")
     assert memory.limit(tmp_path, meminfo) == 2000 << 10
-    assert memory.left(tmp_path, meminfo) == 1500 << 10
+    assert memory.available(tmp_path, meminfo) == 1500 << 10
     (tmp_path / names["max"]).write_text("max\n" if version == 2 else f"{(1 << 63) - 4096}\n")
     assert memory.limit(tmp_path, meminfo) == 2000 << 10
     for name, text in (("max", "1000000\n"), ("used", "700000\n"), ("stat", f"anon 1\n{names['cache']} 200000\n")):
         (tmp_path / names[name]).write_text(text)
     assert memory.limit(tmp_path, meminfo) == 1_000_000
-    assert memory.left(tmp_path, meminfo) == 500_000
+    assert memory.available(tmp_path, meminfo) == 500_000
 
 
 @pytest.mark.one_case

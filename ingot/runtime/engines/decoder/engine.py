@@ -72,7 +72,7 @@ class DecoderEngine(BaseEngine):
             Unavailable: there is too little memory.
         """
         slots, context = options["slots"], options["context"]
-        needed, left = options["nbytes"], memory.left()
+        needed, left = options["nbytes"], memory.available()
         if needed > left:
             raise Unavailable(
                 f"the cache of {slots} slots of {context} tokens takes {size(needed)}, and {size(int(left))} of memory "

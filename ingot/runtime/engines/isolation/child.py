@@ -261,7 +261,7 @@ class _Growth:
     """
 
     def __init__(self, limit: int | None):
-        loaded, self._limit = memory.private(), memory.for_engines() if limit is None else limit
+        loaded, self._limit = memory.private(), memory.engine_limit() if limit is None else limit
         self._most = loaded + _GROWN * (self._limit - loaded)
         self._next = 0.0
 
