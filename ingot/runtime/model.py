@@ -414,6 +414,8 @@ class Model:
         loaded = self._loaded
         if loaded is None or self.state is not State.READY:
             raise self.acceptor.unavailable()
+        if loaded.generator is not None:
+            return loaded.generator.submit(request)
         if loaded.stepped is not None:
             return loaded.stepped.submit_to(request, loaded.dispatcher)
         return loaded.dispatcher.submit(request)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError
 from ingot.runtime.dispatch.pending import Submitted
+from ingot.runtime.generation.requests import TokenInputs
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import OVER, Outcome, Request, ignore, size_of
@@ -189,10 +190,16 @@ class _SharedRequest:
         self._fell_back = False
 
     def copy(self) -> None:
-        """Keep the inputs, whose memory may be used again once the request is answered, unless they are large."""
-        inputs = self._request.inputs
-        if sum(size_of(array) for array in inputs.values()) <= _COMPARED_BYTES:
+        """Keep the inputs, whose memory may be used again once the request is answered, unless they are large.
+
+        Answers of tokens that are drawn cannot be compared.
+        """
+        inputs, copied = self._request.inputs, None
+        if isinstance(inputs, TokenInputs):
+            copied = inputs.again(_LAST)
+        elif sum(size_of(array) for array in inputs.values()) <= _COMPARED_BYTES:
             copied = {name: np.array(array) for name, array in inputs.items()}
+        if copied is not None:
             self.copied = Request(copied, ignore, None, _LAST, self._request.key, lengths=self._request.lengths)
 
     def submit(self, model: Model) -> None:

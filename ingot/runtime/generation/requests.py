@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from ingot.errors import IngotError, InvalidArgument, quoted
@@ -152,6 +152,13 @@ class TokenInputs(dict[str, Array]):
     def __init__(self, stream: Stream):
         super().__init__({PROMPT: stream.request.prompt})
         self.stream = stream
+
+    def again(self, priority: int) -> TokenInputs | None:
+        """Return the inputs of the same request with another stream; None if another answer may be another one."""
+        asked = self.stream.request
+        if asked.sampling.temperature:
+            return None
+        return TokenInputs(Stream(replace(asked, prompt=asked.prompt.copy(), priority=priority)))
 
 
 @dataclass(eq=False)

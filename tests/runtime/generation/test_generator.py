@@ -12,17 +12,21 @@ import pytest
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Archive
-from ingot.runtime import Model, Settings
+from ingot.runtime import Metrics, Model, Settings
 from ingot.runtime.generation.requests import Finished, GenerationRequest, Sampling, Stream, Token
 from ingot.runtime.loading.source import ModelSource
 from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.machine import memory
+from ingot.runtime.settings.canary import Plan
+from ingot.serving.traffic_split import TrafficSplit
 from tests.runtime.generation import decoders
+from tests.runtime.waiting import wait_until
 
 PROMPT = np.array([5, 6, 7])
 
 
 def made(folder: Path, **settings: object) -> Model:
+    folder.mkdir(exist_ok=True)
     chosen = Settings(isolate="none", **settings)  # type: ignore[arg-type]
     archive = Archive.open(decoders.archive(folder)).unpacked()
     return Model("decoder", "1", ModelSource.of_archive(archive, chosen, "decoder"), ServingTerms(chosen))
@@ -112,6 +116,28 @@ async def test_a_model_that_is_closed_ends_its_streams_with_one_error(tmp_path: 
     for stream in streams:
         with pytest.raises(Unavailable, match="is unloaded"):
             await read(stream)
+
+
+async def test_a_candidate_answers_streams_and_is_compared(tmp_path: Path) -> None:
+    greedy = GenerationRequest(prompt=PROMPT, max_tokens=10)
+    async with loaded(tmp_path / "one") as current, loaded(tmp_path / "two") as candidate:
+        split = TrafficSplit(current, candidate, Plan(compare=100), Metrics())
+        split.weight = 100.0
+        current.split(split)
+        assert (await read(current.generate(greedy)))[0] == decoders.greedy(PROMPT.tolist(), 10)
+        drawn = GenerationRequest(prompt=PROMPT, max_tokens=10, sampling=Sampling(temperature=30))
+        await read(current.generate(drawn))
+        await wait_until(lambda: split.drift.compared)
+        assert (split.drift.compared, split.drift.differed) == (1, 0)
+        assert split.sides[candidate].answered == 2
+
+        stream = current.generate(GenerationRequest(prompt=PROMPT))
+        await anext(stream)
+        await asyncio.to_thread(candidate.close)
+        with pytest.raises(Unavailable, match="has failed after its first tokens"):
+            await read(stream)
+        assert (await read(current.generate(greedy)))[1].completion_tokens == 10
+        current.split(None)
 
 
 async def test_a_model_is_loaded_again_with_its_settings(tmp_path: Path) -> None:
