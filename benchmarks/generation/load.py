@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 VOCAB = 50257
-_PROMPT, _ANSWER = (16, 129), (8, 49)
+_PROMPT, _ANSWER = (16, 129), (8, 41)
 
 
 @dataclass(frozen=True)

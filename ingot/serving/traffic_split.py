@@ -194,7 +194,8 @@ class _SharedRequest:
 
         Answers of tokens that are drawn cannot be compared.
         """
-        inputs, copied = self._request.inputs, None
+        inputs = self._request.inputs
+        copied: Mapping[str, Array] | None = None
         if isinstance(inputs, TokenInputs):
             copied = inputs.again(_LAST)
         elif sum(size_of(array) for array in inputs.values()) <= _COMPARED_BYTES:
