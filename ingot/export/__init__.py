@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 from ingot.errors import missing_package
 
 if TYPE_CHECKING:
+    from ingot.export.decoder.pipeline import export_decoder as export_decoder
     from ingot.export.pipeline import export_model as export_model
     from ingot.export.rewrite.ops import op as op
     from ingot.export.source import load_source as load_source
 
 _PLACES = {
+    "export_decoder": "ingot.export.decoder.pipeline",
     "export_model": "ingot.export.pipeline",
     "load_source": "ingot.export.source",
     "op": "ingot.export.rewrite.ops",
 }
 _NEEDED = ("torch", "onnx", "onnx_ir", "onnxscript", "sympy")
-__all__ = ["export_model", "load_source", "op"]
+__all__ = ["export_decoder", "export_model", "load_source", "op"]
 
 
 def __getattr__(name: str) -> Any:

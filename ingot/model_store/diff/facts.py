@@ -20,6 +20,7 @@ _SERVING = {
     "batchable",
     "padding",
     "defaults",
+    "generation",
     "golden_tolerance",
     "parents",
     "provenance",

@@ -235,4 +235,4 @@ def _seconds(value: float | None) -> str:
 
 
 def _difference(value: float | None) -> str:
-    return "no number" if value is None else "none" if value == 0 else f"{value:.1e}"
+    return "not equal" if value is None else "none" if value == 0 else f"{value:.1e}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Generation, Golden, Serving, add_variant
+from ingot.model_store.diff import diff, view
 from ingot.model_store.format import manifest
 from ingot.tensors import Array
 from tests.model_store.samples import serving
@@ -39,10 +41,11 @@ def decoder(generation: Generation = GENERATION) -> Serving:
     return serving(signature=GENERATION.signature).model_copy(update={"generation": generation})
 
 
-def archive(golden: Golden) -> Archive:
+def archive(golden: Golden, generation: Generation = GENERATION) -> Archive:
     blobs = BlobFolder.scratch()
     graph = blobs.put(b"graph", manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, decoder(), graph, (), [golden], None, {"t.json": b"{}"})])
+    files = {"t.json": b"{}"}
+    return Archive.create(blobs, [add_variant(blobs, decoder(generation), graph, (), [golden], None, files)])
 
 
 def test_an_archive_has_the_tokenizer_and_golden_tokens() -> None:
@@ -74,3 +77,13 @@ def test_goldens_of_other_models_are_refused(wrong: dict[str, Array]) -> None:
 def test_values_that_no_decoder_has_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Generation.model_validate({**GENERATION.model_dump(), **change})
+
+
+def test_two_decoders_differ_in_tokens_and_declaration() -> None:
+    prompt, tokens = {"prompt": np.arange(3)}, np.arange(4)
+    other = GENERATION.model_copy(update={"eos": (2, 3), "chat_template": "{{ a }}\n{{ b }}"})
+    before, after = archive(Golden(prompt, {"tokens": tokens})), archive(Golden(prompt, {"tokens": tokens[:2]}), other)
+    shown = view.text(diff(before, after))
+    assert re.search(r"generation\.eos +\[2\] +\[2, 3\]", shown)
+    assert "generation.chat_template" in shown
+    assert re.search(r"tokens +not equal", shown)
