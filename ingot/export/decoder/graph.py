@@ -122,7 +122,8 @@ def make(model: Any, signature: Signature) -> ir.Model:
         decoder = Decoder(model)
         with foreign.reported_as(ExportError, uncaptured):
             traced = exported.trace(decoder, signature.inputs, {}, example)
-        graph = lower_onnx.lower(Program(traced, signature), None, TRANSLATIONS)
+        with foreign.reported_as(ExportError, uncaptured):  # by name: its cause is in code of transformers
+            graph = lower_onnx.lower(Program(traced, signature), None, TRANSLATIONS)
     DeduplicateInitializersPass(size_limit=1 << 62)(graph)
     for value in [*graph.graph.initializers.values()]:
         value.name = (value.name or "").removeprefix("model.")  # the decoder's own name for the user's module
