@@ -104,7 +104,7 @@ def bounds_of(path: Path, signature: Signature | None = None) -> Bounds:
 def _analysed(model: Model, signature: Signature, *, empty: bool) -> tuple[tuple[str, ...], Poly]:
     """Return the reasons why a model is not bounded, and its peak; ``empty`` lets sizes be 0 where they may."""
     analysis = Analysis(model)
-    _, peak = analysis.graph(model.graph, Scope(dict(inputs_of(model, signature, empty=empty))))
+    _, peak = analysis.analyse(model.graph, Scope(dict(inputs_of(model, signature, empty=empty))))
     texts = [(monomial, by) for monomial, by in peak.terms.items() if any(is_sent(name) for name, _ in monomial)]
     if any(monomial[1:] or monomial[0][1] > 1 or by > _MOST_COPIES for monomial, by in texts):
         raise UnboundedError(f"it may need more than {_MOST_COPIES} times the bytes of the texts that a client sends")

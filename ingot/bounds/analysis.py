@@ -115,7 +115,7 @@ class Analysis:
         self._depth = 0
         self._trips = ONE
 
-    def graph(self, graph: Graph, scope: Scope) -> tuple[list[Tensor | None], Poly]:
+    def analyse(self, graph: Graph, scope: Scope) -> tuple[list[Tensor | None], Poly]:
         """Return the bounds of a graph's outputs, and of the bytes that its nodes have in use at once.
 
         Raises:
@@ -211,7 +211,7 @@ class Analysis:
             before, self._trips = self._trips, self._trips * trips
             try:
                 self._check_trips()
-                outputs, peak = self.graph(graph, inner)
+                outputs, peak = self.analyse(graph, inner)
             finally:
                 self._trips = before
             return _all_known(outputs, "its inner graph"), peak
@@ -230,7 +230,7 @@ class Analysis:
         before, self._opset = self._opset, function.opset or self._opset
         scope = Scope(tensors, attributes={**function.defaults, **op.node.attributes})
         try:
-            outputs, op.workspace = self.graph(function, scope)
+            outputs, op.workspace = self.analyse(function, scope)
         finally:
             self._opset = before
         return _all_known(outputs, "its function")

@@ -253,7 +253,7 @@ def believed(content: bytes, values: dict[str, Value]) -> tuple[list[str], Seque
     model = reader.read(content)
     analysis = Analysis(model)
     scope = Scope({name: value.bounds for name, value in values.items() if not value.constant})
-    outputs, peak = analysis.graph(model.graph, scope)
+    outputs, peak = analysis.analyse(model.graph, scope)
     return analysis.reasons, outputs, peak
 
 

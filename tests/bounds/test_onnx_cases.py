@@ -56,7 +56,7 @@ def analysed(case: Any, folder: Path, *, known: bool) -> tuple[list[str], Sequen
     path.write_bytes(model.SerializeToString())
     with opened(path) as read:
         analysis = Analysis(read)
-        outputs, peak = analysis.graph(read.graph, Scope(found))
+        outputs, peak = analysis.analyse(read.graph, Scope(found))
     return analysis.reasons, outputs, peak
 
 

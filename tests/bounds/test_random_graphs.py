@@ -158,7 +158,7 @@ def analysed(path: Path) -> tuple[list[str], Sequence[Tensor | None], Poly]:
     x = Tensor.of(FLOAT, [Interval.exactly(Poly.symbol(name)) for name in SIZES])
     with opened(path) as model:
         analysis = Analysis(model)
-        outputs, peak = analysis.graph(model.graph, Scope({"x": x, "v": Tensor.of(UINT8, [Interval.exactly(3)])}))
+        outputs, peak = analysis.analyse(model.graph, Scope({"x": x, "v": Tensor.of(UINT8, [Interval.exactly(3)])}))
     return analysis.reasons, outputs, peak
 
 

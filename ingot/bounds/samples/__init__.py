@@ -62,7 +62,7 @@ def _mixings(model: Model, signature: Signature, dim: str) -> Iterator[Mixing]:
     tracing = Tracing(model, dim)
     scope = Scope(dict(inputs_of(model, signature, empty=False)))
     scope.flows = {spec.name: _entering(spec, dim) for spec in signature.inputs}
-    tracing.graph(model.graph, scope)
+    tracing.analyse(model.graph, scope)
     for spec in signature.outputs:
         flow = scope.flow(spec.name)
         placed = spec.shape.count(dim) == 1 and flow.sampled and flow.axis == spec.shape.index(dim)

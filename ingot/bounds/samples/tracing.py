@@ -37,11 +37,11 @@ class Tracing(Analysis):
         self._made: list[Flow] | None = None  # of the outputs of the node, if it has inner graphs
         self._given: Sequence[Flow | None] = ()  # of the inputs of the node
 
-    def graph(self, graph: Graph, scope: Scope) -> tuple[list[Tensor | None], Poly]:
+    def analyse(self, graph: Graph, scope: Scope) -> tuple[list[Tensor | None], Poly]:
         scope.flows |= dict.fromkeys(graph.constants, SHARED)
         scope.flows |= dict(zip(graph.inputs, self._entering, strict=False))
         self._entering = ()
-        found = super().graph(graph, scope)
+        found = super().analyse(graph, scope)
         self._runs.append([scope.flow(name) for name in graph.outputs])
         return found
 

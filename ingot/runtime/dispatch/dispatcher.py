@@ -218,7 +218,8 @@ class Dispatcher(Owner):
         except IngotError as error:
             self._statistics.failed.count += 1
             if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
-                raise DeadlineExceeded(f"{error} by its timeout: its model has an slo of {written(limit)}") from None
+                why = f"the model has an slo of {written(limit)}"
+                raise DeadlineExceeded(f"{error} (as its parameter timeout; {why})") from None
             raise
         if limit is not None:
             self._expiry.add(loop, pending, limit, firm=timeout is not None)

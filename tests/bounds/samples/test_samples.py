@@ -210,7 +210,7 @@ def traced(path: Path, signature: Signature) -> dict[str, Flow]:
     with opened(path) as model:
         scope = Scope(dict(inputs_of(model, signature, empty=False)))
         scope.flows = {"x": Flow(Kind.SAMPLES, 0, 2, Poly.symbol("batch")), "v": SHARED}
-        Tracing(model, "batch").graph(model.graph, scope)
+        Tracing(model, "batch").analyse(model.graph, scope)
         return scope.flows
 
 

@@ -230,7 +230,7 @@ class PythonEngine(BaseEngine):
             found = [found]
         specs = self.signature.inputs
         if isinstance(found, dict) and len(specs) == 1 and self._interface.bare:
-            raise InvalidArgument(f"{where} returned a dict, but the input of the model is passed as such")
+            raise InvalidArgument(f"{where} returned a dict; return the value of the only input itself")
         inputs, failures = tensors_of(specs, found, None, where)
         if failures:
             raise InvalidArgument(f"{where} returned an exception")
