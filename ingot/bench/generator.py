@@ -46,7 +46,8 @@ class Load:
     Args:
         plan: what to send.
         file: where the times of answered requests are written: due, sent and answered, as three blocks of doubles for
-            each window, in seconds of the monotonic clock.
+            each window, in seconds of the monotonic clock. Two more are of streams: the first piece, and the number of
+            tokens.
         output: where a line for each window is written.
         stop: a file descriptor that becomes readable when the load is to end.
 
@@ -65,6 +66,7 @@ class Load:
         self._connections: dict[int, Connection] = {}
         self._requests = itertools.cycle(plan.requests)
         self._due, self._sent, self._answered = array("d"), array("d"), array("d")
+        self._first, self._tokens = array("d"), array("d")
         self._errors: Counter[str] = Counter()
         self._free: list[AnyPlace] = []
         self._waiting: deque[float] = deque()
@@ -168,6 +170,9 @@ class Load:
             self._due.append(place.due)
             self._sent.append(place.sent)
             self._answered.append(now)
+            if self._plan.streams and isinstance(place, HttpConnection):
+                self._first.append(place.first)
+                self._tokens.append(place.tokens)
         place.due = 0.0
         if not (place if isinstance(place, HttpConnection) else place.connection).usable:
             return
@@ -222,7 +227,7 @@ class Load:
         for descriptor, connection in list(self._connections.items()):
             if any(place.due and now - place.sent > self._plan.timeout for place in connection.places):
                 self._lose(descriptor, f"no response in {self._plan.timeout:g} s")
-        arrays = self._due, self._sent, self._answered
+        arrays = self._due, self._sent, self._answered, self._first, self._tokens
         for times in arrays:
             times.tofile(self._file)
         self._file.flush()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
+import time
 from collections.abc import Callable
 
 from ingot.bench.plan import Plan
@@ -12,6 +14,7 @@ from ingot.bench.sockets import Socket
 # As much of an error's body is kept for its message.
 _MOST_ERROR = 4096
 _MOST_HEAD = 64 << 10
+_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
 class HttpConnection:
@@ -21,6 +24,8 @@ class HttpConnection:
         socket: the connection to the server.
         due: when the request in flight was due.
         sent: when it was sent.
+        first: when the first piece of its answer arrived, if that is a stream; 0 before.
+        tokens: of its answer, if that is a stream.
     """
 
     __slots__ = (
@@ -32,10 +37,14 @@ class HttpConnection:
         "_error",
         "_left",
         "_missing",
+        "_streams",
+        "_tail",
         "_trailing",
         "due",
+        "first",
         "sent",
         "socket",
+        "tokens",
     )
 
     def __init__(self, plan: Plan, security: ssl.SSLContext | None, answered: Callable[[HttpConnection, str], None]):
@@ -48,7 +57,10 @@ class HttpConnection:
         self._content = b""
         self._closing = False
         self._error = ""
-        self.due = self.sent = 0.0
+        self._streams = plan.streams
+        self._tail = b""
+        self.due = self.sent = self.first = 0.0
+        self.tokens = 0
 
     @property
     def places(self) -> list[HttpConnection]:
@@ -115,6 +127,8 @@ class HttpConnection:
             if self._left:  # of a chunk, with the end of its line
                 if self._error and len(self._content) < _MOST_ERROR:
                     self._content += buffer[at : min(size, at + max(0, self._left - 2))]
+                elif self._streams:
+                    self._events(buffer[at : min(size, at + max(0, self._left - 2))])
                 taken = min(self._left, size - at)
                 at, self._left = at + taken, self._left - taken
             end = -1 if self._left else buffer.find(b"\r\n", at)
@@ -133,9 +147,30 @@ class HttpConnection:
                 self._done(self._content)
                 return
 
+    def _events(self, part: bytes) -> None:
+        """Note the time of the first event, and keep the last ones, which have the number of tokens."""
+        self.first = self.first or time.perf_counter()
+        self._tail = (self._tail + part)[-_MOST_ERROR:]
+
     def _done(self, body: bytes) -> None:
         error, self._error, self._buffer, self._content = self._error, "", b"", b""
-        self._answered(self, f"{error}: {_message(body)}" if error else "")
+        tail, self._tail = self._tail, b""
+        if error:
+            error = f"{error}: {_message(body)}"
+        elif self._streams:
+            error = self._end(tail)
+        self._answered(self, error)
+        self.first = 0.0
+
+    def _end(self, tail: bytes) -> str:
+        """Read the number of tokens; return the error of a stream that has none, or that did not end."""
+        *_, last = tail.rstrip().split(b"data: ")
+        if last != b"[DONE]":
+            return f"the stream ended early: {_message(last)}"
+        if (found := _TOKENS.findall(tail)) == []:
+            return "the stream has no usage: the server does not support stream_options.include_usage"
+        self.tokens = int(found[-1])
+        return ""
 
 
 def _check_end(line: bytes) -> None:

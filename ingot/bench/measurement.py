@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot.bench.plan import Plan
-from ingot.bench.processes import Processes, Window, merged, split
+from ingot.bench.processes import Processes, Seconds, Window, merged, split
 from ingot.bench.target import ServerCounts, Target
 from ingot.errors import InvalidArgument
 from ingot.report import units
@@ -113,11 +113,15 @@ class Point:
             strict: count requests that failed, or are overdue at the end, as infinitely late.
         """
         late = self.total.failed + self.total.overdue if strict else 0
-        count = len(self.total.latencies)
-        if not count:
-            return math.inf if late else math.nan
-        position = math.ceil(share * (count + late)) - 1
-        return float(np.partition(self.total.latencies, position)[position]) if position < count else math.inf
+        return _quantile(self.total.latencies, share, late)
+
+    def first(self, share: float) -> float:
+        """Return a quantile of the time to the first piece of a stream in seconds; NaN without streams."""
+        return _quantile(self.total.first, share)
+
+    def gap(self, share: float) -> float:
+        """Return a quantile of the mean time between two tokens of an answer in seconds; NaN without streams."""
+        return _quantile(self.total.gaps, share)
 
     def stage(self, name: str) -> float | None:
         """Return the mean seconds of a request in a stage of the server."""
@@ -129,6 +133,15 @@ class Point:
     def batch(self) -> float | None:
         """Samples per call of the engine."""
         return self.server.samples / self.server.calls if self.server and self.server.calls else None
+
+
+def _quantile(times: Seconds, share: float, late: int = 0) -> float:
+    """Return a quantile of times, of which some more are infinitely late."""
+    count = len(times)
+    if not count:
+        return math.inf if late else math.nan
+    position = math.ceil(share * (count + late)) - 1
+    return float(np.partition(times, position)[position]) if position < count else math.inf
 
 
 class Bench:

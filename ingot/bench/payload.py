@@ -29,6 +29,8 @@ _LARGEST = 2 << 30
 # Generated text and integers of inputs without a range of values.
 _TEXT = b"the quick brown fox"
 _INTEGERS = (0, 1)
+# Words of generated prompts, and most tokens of their answers.
+_WORDS, _TOKENS = 32, 64
 _RANGE = re.compile(r"(-?\d{1,18})?\.\.(-?\d{1,18})?")
 
 
@@ -77,6 +79,39 @@ def payload(
     samples = len(first) if first.ndim and _is_batched(inputs) else 1
     sizes = ", ".join(f"{name} {DType.of(array).value}{list(array.shape)}" for name, array in made[0].items())
     return Payload(requests=tuple(made), samples=samples, text=f"{sizes}, {text}")
+
+
+def completions(model: str, data: Path | None, seed: int) -> Payload:
+    """Return requests for streams of OpenAI's completions.
+
+    Args:
+        model: its name.
+        data: a ``.json`` file with a body of ``/v1/completions``, or a list of them; the model and the stream are set
+            here. Without one, prompts are of 32 random words, and answers of at most 64 tokens.
+        seed: of random prompts.
+
+    Raises:
+        InvalidArgument: the file has another form.
+        NotFound: there is no such file.
+    """
+    if data is None:
+        random = np.random.default_rng(seed)
+        words = _TEXT.decode().split()
+        bodies: Any = [
+            {"prompt": " ".join(random.choice(words, _WORDS)), "max_tokens": _TOKENS} for _ in range(_GENERATED)
+        ]
+        text = f"{_WORDS} random words, at most {_TOKENS} tokens"
+    else:
+        try:
+            found = orjson.loads(_read(data))
+        except orjson.JSONDecodeError as error:
+            raise InvalidArgument(f"{data} is not JSON: {error}") from error
+        bodies, text = found if isinstance(found, list) else [found], f"from {data.name}"
+        if not bodies or not all(isinstance(body, dict) for body in bodies):
+            raise InvalidArgument(f"{data} has to hold one body of /v1/completions, or a list of them")
+    common = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    requests = tuple(orjson.dumps({**body, **common}) for body in bodies)
+    return Payload(requests=requests, samples=1, text=text, media="application/json")
 
 
 def raw(path: Path) -> Payload:

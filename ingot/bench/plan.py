@@ -33,6 +33,7 @@ class Plan:
         tls: None for a connection without TLS.
         wire: how requests are sent.
         requests: what is sent, in turn: whole HTTP requests, or gRPC messages.
+        streams: whether each answer is a stream of OpenAI's API, whose first piece and tokens are counted.
         header: of gRPC: the encoded header block of each call.
         clients: requests in flight in a closed loop; 0 for an open loop.
         connections: connections to the server.
@@ -50,6 +51,7 @@ class Plan:
     tls: Tls | None
     wire: Wire
     requests: tuple[bytes, ...]
+    streams: bool = False
     header: bytes = b""
     clients: int = 0
     connections: int = 1

@@ -36,6 +36,9 @@ class Window:
         seconds: its length.
         latencies: of answered requests, from the time at which each was due.
         delays: from then until each was sent.
+        first: from then until the first piece of each answer arrived, if answers are streams.
+        gaps: the mean time between two tokens of each answer of two tokens or more.
+        tokens: of all answers.
         errors: requests that failed, by reason.
         overdue: requests that are open for longer than the plan's limit at the end.
         waited: requests that were due while all connections were in use.
@@ -45,6 +48,9 @@ class Window:
     seconds: float
     latencies: Seconds
     delays: Seconds
+    first: Seconds = field(default_factory=lambda: np.empty(0))
+    gaps: Seconds = field(default_factory=lambda: np.empty(0))
+    tokens: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     overdue: int = 0
     waited: int = 0
@@ -66,6 +72,9 @@ def merged(windows: Sequence[Window]) -> Window:
         seconds=sum(window.seconds for window in windows),
         latencies=np.concatenate([window.latencies for window in windows]),
         delays=np.concatenate([window.delays for window in windows]),
+        first=np.concatenate([window.first for window in windows]),
+        gaps=np.concatenate([window.gaps for window in windows]),
+        tokens=sum(window.tokens for window in windows),
         errors=sum((window.errors for window in windows), Counter()),
         overdue=windows[-1].overdue,
         waited=sum(window.waited for window in windows),
@@ -133,6 +142,7 @@ class Processes:
 class _Process:
     def __init__(self, plan: Plan, file: Path):
         self._file = file
+        self._columns = 5 if plan.streams else 3
         self._last = 0.0
         self._cpu = 0.0
         self._read = 0
@@ -163,15 +173,20 @@ class _Process:
         """Return the next window."""
         report = self.read()
         count = report["answered"]
-        times = np.fromfile(self._file, dtype=np.float64, count=3 * count, offset=self._read).reshape(3, count)
+        times = np.fromfile(self._file, dtype=np.float64, count=self._columns * count, offset=self._read)
         self._read += times.nbytes
         seconds, cpu = report["end"] - self._last, report["cpu"] - self._cpu
         self._last, self._cpu = report["end"], report["cpu"]
-        due, sent, answered = times
+        due, sent, answered, *streams = times.reshape(self._columns, count)
+        first, tokens = streams if streams else (np.empty(0), np.empty(0))
+        several = tokens > 1
         return Window(
             seconds=seconds,
             latencies=answered - due,
             delays=sent - due,
+            first=first - due if streams else first,
+            gaps=(answered - first)[several] / (tokens[several] - 1) if streams else first,
+            tokens=int(tokens.sum()),
             errors=Counter(report["errors"]),
             overdue=report["overdue"],
             waited=report["waited"],

@@ -104,6 +104,7 @@ def record(point: Point) -> dict[str, Any]:
         "mean": float(point.total.latencies.mean()) if known else None,
         **{name: point.quantile(share) if known else None for name, share in _QUANTILES.items()},
         "max": float(point.total.latencies.max()) if known else None,
+        **_streams(point),
         "seconds": point.total.seconds,
         "stable": point.stable,
         "waited": point.total.waited,
@@ -115,9 +116,23 @@ def record(point: Point) -> dict[str, Any]:
     }
 
 
-COLUMNS = ("load", "req/s", "samples/s", *_SHOWN, "max", "failed", "batch", "queue", "compute")
+def _streams(point: Point) -> dict[str, float | None]:
+    """Return the times of streams; None if answers are not streams."""
+    times = {"ttft": point.first, "itl": point.gap}
+    quantiles = {f"{name}_{key}": of(_QUANTILES[key]) for name, of in times.items() for key in _SHOWN}
+    rate = point.total.tokens / point.total.seconds if len(point.total.first) else None
+    return {"tokens_rate": rate, **{name: None if math.isnan(value) else value for name, value in quantiles.items()}}
+
+
+_OF_STREAMS = ("tokens/s", "ttft p50", "ttft p99", "itl p50", "itl p99")
+COLUMNS = (
+    "load", "req/s", "samples/s", *_OF_STREAMS, *_SHOWN, "max", "failed", "batch", "queue", "compute",
+)  # fmt: skip
 # The last three are the server's.
-LEGEND = "times in ms; batch, queue and compute: the server's counts; ~ not stable"
+LEGEND = (
+    "times in ms; ttft: to the first token; itl: between two tokens; batch, queue and compute: the server's counts; "
+    "~ not stable"
+)
 
 
 def row(point: Point) -> list[str]:
@@ -125,13 +140,18 @@ def row(point: Point) -> list[str]:
     total = point.total
     queue = point.stage("queue")
     compute = [point.stage(name) for name in ("compute_input", "compute_infer", "compute_output")]
+    streams = [of(_QUANTILES[name]) for of in (point.first, point.gap) for name in ("p50", "p99")]
     latencies = [point.quantile(_QUANTILES[name]) for name in _SHOWN]
     latencies.append(float(total.latencies.max()) if len(total.latencies) else math.nan)
+    if len(total.first):
+        latencies[1] = latencies[3] = math.nan  # the table of streams has columns enough
     rate = f"{total.rate:.1f}" if 1 <= total.rate < 100 else units.rate(total.rate)
     return [
         point.name,
         f"~{rate}" if point.stable is False and point.done else rate,
         f"{total.rate * point.samples:,.0f}" if point.samples > 1 else "",
+        f"{total.tokens / total.seconds:,.0f}" if len(total.first) else "",
+        *("" if math.isnan(value) else _ms(value) for value in streams),
         *("" if math.isnan(value) else _ms(value) for value in latencies),
         str(total.failed) if total.failed else "",
         "" if point.batch is None else f"{point.batch:.1f}",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import quote, urlsplit
 
 import httpx
 
 from ingot.bench.grpc import header_block
-from ingot.bench.payload import Payload, payload, raw
+from ingot.bench.payload import Payload, completions, payload, raw
 from ingot.bench.plan import Arrivals, Plan, Tls, Wire
 from ingot.client.access import MAX_RESPONSE_MB, Access, address
 from ingot.client.blocking import Client
@@ -21,8 +21,8 @@ from ingot.protocol import json_codec, proto_codec
 from ingot.protocol.arguments import request as infer_request
 from ingot.tensors import Array
 
-Protocol = Literal["binary", "json", "grpc", "grpc-stream", "torchserve"]
-PROTOCOLS: tuple[Protocol, ...] = ("binary", "json", "grpc", "grpc-stream", "torchserve")
+Protocol = Literal["binary", "json", "grpc", "grpc-stream", "torchserve", "openai"]
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,9 @@ class Target:
             if data is None:
                 raise InvalidArgument("TorchServe does not describe a model's inputs: give the body with --data FILE")
             return raw(data)
+        if self.protocol == "openai":
+            name = f"{self.model}:{self.version}" if self.version else self.model
+            return completions(name, data, seed)
         return payload(self.client.metadata(self.model, self.version), data, shapes, batch, seed)
 
     def check(self, payload: Payload) -> None:
@@ -161,6 +164,7 @@ class Target:
             tls=self._credentials.tls() if self._tls else None,
             wire=self.wire,
             requests=bodies,
+            streams=self.protocol == "openai",
             header=header,
             clients=1,
             arrivals=arrivals,
@@ -170,7 +174,7 @@ class Target:
 
     def statistics(self) -> ServerCounts | None:
         """Return the model's counters so far; None if the server keeps none."""
-        if self.protocol == "torchserve":
+        if self.protocol in ("torchserve", "openai"):  # a decoder's batches are steps
             return None
         try:
             entries = self.client.statistics(self.model, self.version)
@@ -180,6 +184,8 @@ class Target:
 
     @property
     def _path(self) -> str:
+        if self.protocol == "openai":
+            return "/v1/completions"
         model, version = quote(self.model, safe=""), quote(self.version, safe="")
         if self.protocol == "torchserve":
             return f"/predictions/{model}" + (f"/{version}" if version else "")

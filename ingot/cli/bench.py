@@ -42,7 +42,7 @@ class Served:
         str,
         typer.Option(
             metavar="<name>",
-            help="binary, json, grpc, grpc-stream or torchserve.",
+            help="binary, json, grpc, grpc-stream, torchserve or openai.",
             show_default="binary over HTTP, grpc over gRPC",
         ),
     ] = ""
@@ -114,7 +114,8 @@ class Inputs:
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Inputs: an .npz file, requests as .json, what --record wrote; for torchserve any body.",
+            help="Inputs: an .npz file, requests as .json, what --record wrote; for torchserve any body; "
+            "for openai bodies of /v1/completions as .json.",
             show_default="random values",
         ),
     ] = None
@@ -167,8 +168,8 @@ def bench(
 ) -> None:
     """Load a server and report throughput and latency.
 
-    The server can be Ingot, or any other that speaks the Open Inference Protocol (Triton, KServe, MLServer) or
-    TorchServe's API.
+    The server can be Ingot, or any other that speaks the Open Inference Protocol (Triton, KServe, MLServer),
+    TorchServe's API, or OpenAI's: then it also reports the time to the first token and between tokens.
 
     Ctrl-C ends the measurement, prints the results so far and exits with 130.
 
@@ -176,6 +177,7 @@ def bench(
 
         ingot bench http://127.0.0.1:8000 digits --clients 1,8,32 --report load.html
         ingot bench grpc://127.0.0.1:8001 digits --slo p99=50ms
+        ingot bench http://127.0.0.1:8000 qwen --protocol openai --clients 1,16
     """
     from ingot.bench.measurement import Bench, Objective, Rule
     from ingot.bench.results import Report
