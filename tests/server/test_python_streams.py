@@ -22,6 +22,7 @@ from ingot import RunningServer
 from ingot.errors import ExportError, IngotError, InvalidArgument, Unavailable, Unsupported
 from ingot.export.python_model import export_class
 from ingot.runtime.engines.python.generators import Ended, Generators
+from tests import onnx_models
 from tests.server.outside import wait_until
 from tests.server.test_generation import events, stream
 from tests.server.test_python_models import engine_processes, serving, source_of, text, wait_ready
@@ -273,7 +274,7 @@ def test_a_server_that_stops_ends_its_streams(tmp_path: Path) -> None:
 
 
 ODD = """
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 class Plain:
     def predict_one(self, text: str) -> Iterator[str]:
@@ -285,15 +286,21 @@ class Wrong:
         yield 1
 
 class Caller:
-    inputs = ["text:str[batch]"]
-    outputs = ["word:str[batch]"]
-
     def load(self, context):
         self.context = context
 
-    def predict_one(self, sample):
-        yield "asked"
-        yield self.context.infer("affine", {"x": [[1.0, 2, 3, 4]]})["y"].shape
+    async def predict_one(self, text: str) -> AsyncIterator[str]:
+        for each in text.split():
+            found = await self.context.infer("affine", {"x": [[float(each)] * 3]})
+            yield str(found["y"][0, 0])
+
+class Keeps:
+    kept = []
+
+    def predict_one(self, count: int) -> Iterator[int]:
+        for at in range(count):
+            self.kept.append(bytearray(4 << 20))
+            yield at
 """
 
 
@@ -307,6 +314,29 @@ def test_code_that_cannot_be_streamed_is_named(tmp_path: Path) -> None:
         assert next(found) == "a"
         with pytest.raises(IngotError, match="returned a int in 'output'"):
             next(found)
+
+
+def test_a_generator_calls_other_models(tmp_path: Path) -> None:
+    with serving(source_of(tmp_path, ODD, "Caller"), str(onnx_models.affine(tmp_path))) as server:
+        assert [*answers(server.http_url, "caller", text("1 2"))] == ["3.0", "5.0"]
+        found = answers(server.http_url, "caller", text("1 no"))
+        assert next(found) == "3.0"
+        with pytest.raises(IngotError, match="could not convert string to float"):
+            next(found)
+
+
+@pytest.mark.matrix
+def test_a_process_that_has_grown_is_replaced_once_its_streams_have_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(source_of(tmp_path, ODD, "Keeps"), engine_memory_mb=1024) as server:
+        with ingot.Client(server.http_url) as client:
+            found = [int(each["output"][0]) for each in client.stream("keeps", {"count": np.array([200])})]
+        assert found == [*range(200)]
+        assert "was replaced" not in caplog.text
+        with ingot.Client(server.http_url) as client:
+            assert len([*client.stream("keeps", {"count": np.array([1])})]) == 1
+        wait_until(lambda: "was replaced: it had grown to" in caplog.text)
 
 
 def test_an_archive_streams_as_the_file(tmp_path: Path, run_ingot: RunIngot) -> None:

@@ -295,11 +295,13 @@ class Question(BaseModel):
 class InferenceRequest(BaseModel):
     """Body of /models/{model}; the parameters depend on the model's task. ``inputs`` has files in base64.
 
-    Those of a model without a task are a sample, or a list of samples, by the names of its inputs.
+    Those of a model without a task are a sample, or a list of samples, by the names of its inputs. With ``stream``, a
+    decoder or a class in Python that yields answers with events.
     """
 
     inputs: str | list[str] | Sentences | Question | list[Question] | Any
     parameters: dict[str, Any] | None = None
+    stream: bool | None = None
 
 
 class Answers(RootModel[list[Any] | dict[str, Any]]):

@@ -39,7 +39,8 @@ class Generators:
         self._over: deque[int] = deque(maxlen=_MOST_OVER)
 
     def __len__(self) -> int:
-        return len(self._open)
+        """Return how many may have more answers."""
+        return sum(not isinstance(each.answer, Exception) for each in self._open.values())
 
     def first(self, samples: Sequence[Any]) -> Sequence[Any]:
         """Return the first answer of each sample: what a model is tested and timed with."""
