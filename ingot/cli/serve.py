@@ -179,7 +179,7 @@ def curl(url: str, model: Any) -> str:
     """
     signature, name = model.signature, quote(model.name, safe="")
     place = f"{url}/v2/models/{name}/infer"
-    if model.decoupled or model.sequential or not url.startswith("http:"):
+    if model.repeat is not None or model.sequential or not url.startswith("http:"):
         return ""
     if getattr(model, "texts", None) is not None:
         body = json.dumps({"model": model.name, "prompt": "The film was"})
@@ -193,7 +193,7 @@ def curl(url: str, model: Any) -> str:
     if max(map(math.prod, shapes), default=0) > _SHOWN_VALUES:
         (spec, shape), *others = zip(signature.inputs, shapes, strict=True)
         free = [size for size in spec.shape if isinstance(size, str) and size != signature.batch]
-        if others or free or spec.values is not None or spec.dtype.value == "BYTES":
+        if model.streams is not None or others or free or spec.values is not None or spec.dtype.value == "BYTES":
             return ""
         size = math.prod(shape) * spec.dtype.numpy.itemsize
         return f"head -c {size} /dev/zero | curl -s {place} -H '{_RAW}' --data-binary @- -o -"
@@ -204,7 +204,13 @@ def curl(url: str, model: Any) -> str:
         ]
     except InvalidArgument:  # of the example, such as bytes that are not UTF-8
         return ""
-    body = json.dumps({"inputs": tensors}, separators=(",", ":"), ensure_ascii=False).replace("'", "'\\''")
+    content: dict[str, Any] = {"inputs": tensors}
+    if model.streams is not None:  # flat JSON, in which a value may have a dimension less
+        if any(len(tensor["shape"]) > 2 for tensor in tensors):
+            return ""
+        place = f"-N {url}/v2/models/{name}/generate_stream"
+        content = {each["name"]: each["data"][0] if each["shape"] == [1] else each["data"] for each in tensors}
+    body = json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("'", "'\\''")
     return "" if len(body) > _SHOWN_BYTES else f"curl -s {place} -d '{body}'"
 
 

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -19,15 +21,18 @@ from tritonclient.grpc import InferInput, InferResult
 
 import ingot
 from ingot import RunningServer
+from ingot.cli.serve import curl
 from ingot.errors import ExportError, IngotError, InvalidArgument, Unavailable, Unsupported
 from ingot.export.python_model import export_class
 from ingot.runtime.engines.python.generators import Ended, Generators
+from ingot.server.torchserve import torchserve_inference_pb2 as inference_pb
 from tests import onnx_models
 from tests.server.outside import wait_until
 from tests.server.test_generation import events, stream
 from tests.server.test_python_models import engine_processes, serving, source_of, text, wait_ready
 from tests.server.test_sequences import metric
-from tests.support import RunIngot, succeeded
+from tests.server.torchserve.test_grpc import INFERENCE, ask
+from tests.support import RequireTool, RunIngot, succeeded
 
 CODE = """
 import asyncio, os
@@ -181,6 +186,27 @@ def test_answers_are_printed_as_they_come(server: RunningServer, run_ingot: RunI
     assert failed.returncode
     assert "0:one" in failed.stdout
     assert "a bad word" in failed.stderr
+
+
+def test_the_command_that_serve_prints_streams(server: RunningServer, require_tool: RequireTool) -> None:
+    require_tool("curl")
+    words, ticks, _ = server._server.repository
+    done = subprocess.run(["bash", "-c", curl(server.http_url, words)], capture_output=True, text=True, check=True)
+    assert [json.loads(line[6:])["output"] for line in done.stdout.split("\n\n") if line] == ["0:a", "1:b"]
+    assert curl(server.http_url, ticks).endswith('/generate_stream -d \'{"text":"1","size":1}\'')
+
+
+def test_torchserves_grpc_streams(tmp_path: Path) -> None:
+    ports: dict[str, Any] = {"torchserve": True, "torchserve_ports": "0,0,0,0,0", "insecure": True}
+    with (
+        serving(sources(tmp_path)[0], **ports) as running,
+        grpc.insecure_channel(running.torchserve_urls["gRPC inference"].removeprefix("grpc://")) as channel,
+    ):
+        request = inference_pb.PredictionsRequest(model_name="words", input={"data": b"a b fail"})
+        found = ask(channel, INFERENCE + "StreamPredictions", request, inference_pb.PredictionResponse, stream=True)
+        assert [json.loads(next(found).prediction) for _ in range(2)] == ["0:a", "1:b"]
+        with pytest.raises(grpc.RpcError, match="a bad word"):
+            next(found)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
