@@ -17,7 +17,6 @@ from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, stdout
 from ingot.client.access import MAX_RESPONSE_MB
 from ingot.errors import InvalidArgument, NotFound, Unsupported, write_error
-from ingot.protocol.documents import DECOUPLED
 from ingot.tasks import Generating
 
 if TYPE_CHECKING:
@@ -81,6 +80,7 @@ def infer(
     import numpy as np
 
     from ingot.client.blocking import Client
+    from ingot.protocol.documents import DECOUPLED
 
     chosen = _parameters(request.parameters or [])
     key = api_key(access.key_file)
