@@ -27,6 +27,7 @@ three runs on an x86 server at 1, 8 and 32 clients."""
 
 def sample(variant: Variant) -> dict[str, Array]:
     """Return the inputs of one sample, of the sizes for which the archive's latencies were recorded."""
+    variant.check_answers_at_once("a plan of replicas")
     goldens = variant.goldens()
     example = goldens[0].inputs if goldens else profile.zeros(variant.signature)
     return profile.repeat(variant.signature, example, 1) if variant.signature.batch is not None else dict(example)

@@ -257,6 +257,7 @@ def _parent(archive: Archive, config: QuantConfig) -> Variant:
     floats = [item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx"]
     if not floats:
         raise InvalidArgument(f"'{archive.name}' has no floating-point variant of format 'onnx' to quantize")
+    floats[0].check_answers_at_once("ingot quantize")
     return floats[0]
 
 

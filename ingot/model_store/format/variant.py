@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.bounds import bounds_of
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import InvalidArchive, InvalidArgument, Unsupported
 from ingot.model_store.blobs.blobs import Blobs, read, read_document
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
@@ -144,6 +144,21 @@ class Variant:
                         f"variant '{self.name}' refers to a blob that is not its own: {shown}; the data of its "
                         "tensors must be in blobs that its manifest lists, and be named by their hex digests"
                     )
+
+    def check_answers_at_once(self, what: str) -> None:
+        """Check that a call of its graph is an answer.
+
+        Args:
+            what: needs that, for the message.
+
+        Raises:
+            Unsupported: it is a decoder, whose answers are many calls.
+        """
+        if self.serving.generation is not None:
+            raise Unsupported(
+                f"'{self.serving.name}' generates its answers token by token; {what} is for models that answer in one "
+                "call: measure its server with ingot bench"
+            )
 
     def path(self) -> Path:
         """Return the graph's file, with its weights in the same folder, valid while the variant or its archive is

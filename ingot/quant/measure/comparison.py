@@ -165,12 +165,18 @@ class _Model:
 
 
 def _find(source: Source) -> _Model:
+    variant, name = _opened(source)
+    variant.check_answers_at_once("ingot compare")
+    return _Model(variant.unpacked(), name)
+
+
+def _opened(source: Source) -> tuple[Variant, str]:
     if isinstance(source, Variant):
-        return _Model(source.unpacked(), source.serving.name)
+        return source, source.serving.name
     if isinstance(source, Archive):
-        return _Model(source.variant().unpacked(), source.name)
+        return source.variant(), source.name
     path, variant = split_variant(os.fspath(source))
-    return _Model(Archive.open(path).variant(variant).unpacked(), path)
+    return Archive.open(path).variant(variant), path
 
 
 @contextlib.contextmanager

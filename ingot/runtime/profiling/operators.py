@@ -74,6 +74,7 @@ class Profiler:
     """
 
     def __init__(self, variant: Variant, *, threads: int, calls: int, allow_code: bool = False):
+        variant.check_answers_at_once("ingot profile")
         self._variant = variant
         self._threads = threads
         self._calls = calls

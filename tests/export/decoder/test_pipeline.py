@@ -25,6 +25,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def archive(folder: Path) -> Path:
+    out = folder.parent / "tiny.ingot"
+    export_decoder(folder).save(out)
+    return out
+
+
 def test_a_folder_becomes_an_archive_with_a_proof(run_ingot: RunIngot, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "m.ingot"
     result = run_ingot("export", folder, "--out", out)
@@ -151,6 +158,21 @@ def test_tied_embeddings_are_stored_once(tmp_path: Path) -> None:
     size = sum(weight.nbytes for weight in model.parameters())
     variant = export_decoder(tmp_path / "net").variant()
     assert size <= variant.size < size * 1.05
+
+
+@pytest.mark.parametrize("command", ["quantize", "profile", "compare"])
+def test_commands_for_models_that_answer_in_one_call_refuse_a_decoder(
+    run_ingot: RunIngot, archive: Path, tmp_path: Path, command: str
+) -> None:
+    others = {"quantize": ("--out", tmp_path / "q.ingot"), "compare": (archive,)}
+    result = run_ingot(command, archive, *others.get(command, ()))
+    assert result.returncode == 1, result.stderr
+    assert f"'tiny-llama' generates its answers token by token; ingot {command} is for models" in result.stderr
+
+
+def test_the_goldens_are_replayed(run_ingot: RunIngot, archive: Path) -> None:
+    result = run_ingot("inspect", archive, "--replay")
+    assert "replay  fp32: golden cases: 3" in result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(
