@@ -34,6 +34,7 @@ from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.generation import offline
 from ingot.runtime.generation.requests import GenerationRequest
+from ingot.runtime.settings.settings import Settings
 
 _PRECISION = "fp32"
 _PACKAGES = ("torch", "transformers", "onnx-ir", "onnxscript")
@@ -142,7 +143,8 @@ def _proved(
     with contextlib.closing(load_engine(spec)) as engine:
         logits, apart = proof.measured(engine, generation, answers)
     longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
-    options = options_of(generation, len(answers), min(longest + 1, generation.max_length))
+    settings = Settings(slots=len(answers), context=min(longest + 1, generation.max_length))
+    options = options_of(generation, settings)
     requests = [GenerationRequest(prompt=answer.prompt, max_tokens=len(answer.tokens)) for answer in answers]
     with contextlib.closing(load_engine(replace(spec, decoder=options))) as engine:
         served = offline.answers(engine.run, options, requests)

@@ -160,8 +160,9 @@ class LoadSpec:
 
         Raises:
             InvalidArchive: its goldens are damaged.
-            Unsupported: it cannot be divided over as many processes as the settings ask for, or the configured engine
-                does not run its format.
+            Unsupported: it cannot be divided over as many processes as the settings ask for, it is a decoder, which
+                has one instance and no other state, or the configured engine does not run its format.
+            InvalidArgument: it is a decoder that knows fewer positions than the settings ask for.
         """
         form = variant.serving.format
         plan = variant.serving.tensor_parallel
@@ -174,7 +175,7 @@ class LoadSpec:
         goldens = variant.goldens()
         steps, decoding = item_processes.confined(variant, settings)
         generation = variant.serving.generation
-        decoder = None if generation is None else options_of(generation, settings.slots, settings.context)
+        decoder = None if generation is None else options_of(generation, settings)
 
         def needed() -> Need | None:
             if variant.serving.requires.get("device") == "cpu" or decoder is not None:

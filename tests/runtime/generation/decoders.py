@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from ingot.model_store import Archive, BlobFolder, Generation, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
 from ingot.runtime.engines.decoder.options import DecoderOptions, options_of
+from ingot.runtime.settings.settings import Settings
 from ingot.tensors import Array
 from tests import onnx_models
 
@@ -42,7 +43,7 @@ def weights() -> dict[str, Array]:
 
 
 def options(slots: int = 4, context: int | None = None) -> DecoderOptions:
-    return options_of(GENERATION, slots, context)
+    return options_of(GENERATION, Settings(slots=slots, context=context))
 
 
 def save(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -140,6 +141,31 @@ async def test_a_candidate_answers_streams_and_is_compared(tmp_path: Path) -> No
         current.split(None)
 
 
+@pytest.mark.matrix
+async def test_memory_stays_as_it_is_over_many_requests(tmp_path: Path) -> None:
+    drawn = random.Random(0)
+
+    async def one(model: Model) -> None:
+        prompt = np.array([drawn.randrange(2, decoders.VOCAB) for _ in range(drawn.randint(1, 60))])
+        sampling = Sampling(temperature=drawn.choice((0, 5)), top_p=0.9, repetition_penalty=drawn.choice((1, 1.1)))
+        given = GenerationRequest(prompt=prompt, max_tokens=drawn.randint(1, 20), sampling=sampling, logprobs=2)
+        stream = model.generate(given)
+        if drawn.random() < 0.2:
+            await anext(stream)
+            await stream.aclose()
+        else:
+            await read(stream)
+
+    async with loaded(tmp_path) as model:
+        held = []
+        for _ in range(4):
+            for _ in range(25):
+                await asyncio.gather(*(one(model) for _ in range(20)))
+            held.append(memory.resident())
+        assert model.in_flight == 0
+        assert held[3] - held[0] < 4 << 20
+
+
 async def test_a_model_is_loaded_again_with_its_settings(tmp_path: Path) -> None:
     model = made(tmp_path, slots=2, context=20)
     for _ in range(2):
@@ -162,7 +188,12 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_remedy(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"engine": "openvino"}, "cannot run a model that generates tokens"), ({"device": "cuda"}, "run on the CPU")],
+    [
+        ({"engine": "openvino"}, "cannot run a model that generates tokens"),
+        ({"device": "cuda"}, "run on the CPU"),
+        ({"instances": 2}, "a decoder has one instance"),
+        ({"states": {"prompt": "tokens"}}, "a decoder keeps its own cache"),
+    ],
 )
 def test_what_cannot_run_a_decoder_is_refused(tmp_path: Path, settings: dict[str, object], message: str) -> None:
     with pytest.raises(Unsupported, match=message):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store import Generation
+from ingot.runtime.settings.settings import Settings
 
 _MOST_CONTEXT = 2048
 
@@ -32,22 +33,28 @@ class DecoderOptions(TypedDict):
     nbytes: int
 
 
-def options_of(generation: Generation, slots: int, context: int | None) -> DecoderOptions:
+def options_of(generation: Generation, settings: Settings) -> DecoderOptions:
     """Return the cache of an archive's decoder.
 
     Args:
         generation: of the archive.
-        slots: rows.
-        context: tokens of each row; None for all positions that the model knows, up to 2048.
+        settings: its ``slots``, and the ``context`` of each; None for all positions that the model knows, up to 2048.
 
     Raises:
         InvalidArgument: the model knows fewer positions.
+        Unsupported: the settings ask for several instances, or for states or repetitions of other models.
     """
-    if context is not None and context > generation.max_length:
-        raise InvalidArgument(
-            f"--context {context} is more than the {generation.max_length} positions that the model knows; lower it"
+    slots, context, most = settings.slots, settings.context, generation.max_length
+    if context is not None and context > most:
+        raise InvalidArgument(f"--context {context} is more than the {most} positions that the model knows; lower it")
+    if settings.instances > 1:
+        raise Unsupported(
+            f"--instances {settings.instances}: a decoder has one instance, whose requests share its steps; leave it "
+            "out, or raise --slots"
         )
-    tokens = min(generation.max_length, _MOST_CONTEXT) if context is None else context
+    if settings.states or settings.repeat.inputs:
+        raise Unsupported("--states and --repeat are for other models: a decoder keeps its own cache; leave them out")
+    tokens = min(most, _MOST_CONTEXT) if context is None else context
     return DecoderOptions(
         slots=slots,
         context=tokens,
