@@ -277,9 +277,13 @@ class AsgiExchange:
         }
 
 
+# Requests that change nothing: the second are those of the server's own page for models that write text.
+_ANSWERS = (b"/infer", b"/generate_stream")
+
+
 def _is_change_by_page(head: RequestHead) -> bool:
     """Return whether a web page without permission sends a request that may change something."""
-    may_change = head.method == b"POST" and not head.url.partition(b"?")[0].endswith(b"/infer")
+    may_change = head.method == b"POST" and not head.url.partition(b"?")[0].endswith(_ANSWERS)
     return may_change and not head.extra and any(name == b"origin" for name, _ in head.headers)
 
 

@@ -3,11 +3,16 @@ import {get} from "/ui/page.js";
 import {make, time} from "/ui/draw.js";
 import {rawForm} from "/ui/raw.js";
 import {tensorForm} from "/ui/tensors.js";
+import {promptForm} from "/ui/writer.js";
 
 let asked = null, metadata = null;
 
 export function form(parent, found) {
   metadata = found;
+  if (found.properties?.task === "text-generation" && found.inputs[0].name === "text") {
+    show(parent, promptForm());
+    return;
+  }
   if (!found.properties?.raw_inputs) {
     show(parent, tensorForm(found));
     return;
@@ -28,9 +33,9 @@ function show(parent, chosen, ...parts) {
 export function copied(kind, [name, version]) {
   const base = location.origin, literal = (value) => JSON.stringify(value);
   if (kind === "curl") return asked.curl(`${base}${address([name, version])}/infer`);
-  const {imports, inputs} = asked.python();
+  const {imports, inputs, more = ""} = asked.python();
   return [...imports, "import ingot", "import numpy as np", "", "inputs = {", ...inputs, "}", `with ingot.Client(${literal(base)}) as client:`,
-    `    print(client.infer(${literal(name)}, inputs, version=${literal(version)}))`].join("\n");
+    `    print(client.infer(${literal(name)}, inputs, version=${literal(version)}${more}))`].join("\n");
 }
 
 const address = ([name, version]) => `/v2/models/${encodeURIComponent(name)}/versions/${encodeURIComponent(version)}`;
@@ -44,11 +49,24 @@ export async function ask(parent, models) {
     parent.replaceChildren(make("p", {class: "bad", role: "alert"}, error.message));
     return;
   }
+  if (form.write) parent.replaceChildren();
   for (const [index, model] of models.entries()) {
     const other = index ? await fitting(form, address(model)) : metadata;
-    if (other) answers.push(await answered(form, request, model, other));
+    if (other && form.write) await written(parent, form, request, model);
+    else if (other) answers.push(await answered(form, request, model, other));
   }
-  parent.replaceChildren(make("div", {class: "grid"}, ...answers));
+  if (!form.write) parent.replaceChildren(make("div", {class: "grid"}, ...answers));
+}
+
+// An answer that is shown while it is written.
+async function written(parent, form, request, model) {
+  const card = make("section", {class: "card answer"}, make("h3", {}, model.join(":")));
+  parent.append(card);
+  try {
+    await form.write(card, address(model), request, refusal);
+  } catch (error) {
+    card.append(fault(error.message));
+  }
 }
 
 // The metadata of a model that has the same inputs as the form; null of another.
