@@ -14,12 +14,14 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.generation import served
-from benchmarks.generation.load import asked
+from benchmarks.generation.load import Rate, asked
 from benchmarks.generation.original import WAYS, Original, save
+
+_KINDS: tuple[Callable[[Rate], float], ...] = (lambda rate: rate.clock, lambda rate: rate.cpu)
 
 
 def main() -> None:
@@ -36,7 +38,7 @@ def main() -> None:
     work = asked(options.requests)
     print(f"{len(work)} requests, {sum(each.tokens for each in work)} tokens of answers")
     for clients in map(int, options.clients.split(",")):
-        found: dict[str, list[float]] = defaultdict(list)
+        found: dict[str, list[Rate]] = defaultdict(list)
         runs: list[served.Run] = []
         for _ in range(options.rounds):
             for way in options.ways.split(","):
@@ -45,8 +47,12 @@ def main() -> None:
                     found[way].append(runs[-1].rate)
                 else:
                     found[way].append(Original(folder, options.threads).rate(way, work, clients))
-                print(f"{way}: {found[way][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
-        print(f"\n{clients} clients, tokens/s (median of {options.rounds} rounds)\n")
+                print(
+                    f"{way}: {found[way][-1].clock:.1f} tokens/s, {found[way][-1].cpu:.1f} per second of CPU time",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        print(f"\n{clients} clients, median of {options.rounds} rounds\n")
         print(table(found))
         if runs:
             print(served.described(runs))
@@ -63,14 +69,20 @@ def made(build: Path) -> tuple[Path, Path]:
     return folder, archive
 
 
-def table(found: Mapping[str, Sequence[float]]) -> str:
+def table(found: Mapping[str, Sequence[Rate]]) -> str:
     """Return the rates as a table, with this server's over each."""
-    rates = {way: statistics.median(each) for way, each in found.items()}
-    rows = ["| way | tokens/s | ingot's share |", "|---|---|---|"]
-    for way, rate in rates.items():
-        share = f"{rates['ingot'] / rate:.2f}" if "ingot" in rates and rate else "-"
-        rows.append(f"| {way} | {rate:.0f} | {share} |" if rate else f"| {way} | did not run | - |")
+    clock, cpu = (
+        {way: statistics.median(pick(rate) for rate in each) for way, each in found.items()} for pick in _KINDS
+    )
+    rows = ["| way | tokens/s | ingot over it | tokens/s of CPU time | ingot over it |", "|---|---|---|---|---|"]
+    for way in found:
+        cells = [f"{rates[way]:.1f} | {_ratio(rates, way)}" for rates in (clock, cpu)]
+        rows.append(f"| {way} | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _ratio(rates: Mapping[str, float], way: str) -> str:
+    return f"{rates['ingot'] / rates[way]:.2f}" if "ingot" in rates and rates[way] else "-"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.generation.load import VOCAB, Asked
+from benchmarks.generation.load import VOCAB, Asked, Rate
 
 
 def save(folder: Path) -> None:
@@ -45,17 +45,18 @@ class Original:
         self._model = _typed(transformers.AutoModelForCausalLM).from_pretrained(folder).eval()
         self._config = _typed(transformers.GenerationConfig)
 
-    def rate(self, way: str, work: Sequence[Asked], clients: int) -> float:
-        """Return the tokens per second that were asked for; 0 if this way does not run here."""
+    def rate(self, way: str, work: Sequence[Asked], clients: int) -> Rate:
+        """Return the rate of the tokens that were asked for; 0 if this way does not run here."""
         with torch.no_grad():
             self._generate([work[0].prompt], 4)
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), time.process_time()
             try:
                 WAYS[way](self, work, clients)
             except Exception as error:  # noqa: BLE001 - whatever a release of transformers raises
                 print(f"{way} does not run here: {type(error).__name__}: {error}")
-                return 0.0
-        return sum(each.tokens for each in work) / (time.perf_counter() - began)
+                return Rate(0.0, 0.0)
+        tokens = sum(each.tokens for each in work)
+        return Rate(tokens / (time.perf_counter() - began), tokens / (time.process_time() - spent))
 
     def alone(self, work: Sequence[Asked], clients: int) -> None:
         """Answer one request at a time, whatever the number of clients."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import re
 import statistics
 import time
@@ -15,7 +16,8 @@ from pathlib import Path
 import httpx
 
 import ingot
-from benchmarks.generation.load import Asked
+from benchmarks.generation.load import Asked, Rate
+from ingot.runtime.machine import memory
 
 _CONTEXT = 256
 
@@ -25,14 +27,14 @@ class Run:
     """One run.
 
     Attributes:
-        rate: tokens per second.
+        rate: of tokens.
         first: seconds to the first token of each request.
         between: seconds between tokens.
         stages: mean seconds of each stage of a step.
         alone: seconds to the first token of a request while the server does nothing else.
     """
 
-    rate: float
+    rate: Rate
     first: list[float]
     between: list[float]
     stages: dict[str, float]
@@ -51,7 +53,7 @@ async def _measured(url: str, work: Sequence[Asked], clients: int) -> Run:
         alone = statistics.median([(await _times(client, work[0]))[0] for _ in range(3)])
         before = await _stages(client)
         left = iter(work)
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), _cpu()
         times: list[list[float]] = []
 
         async def ask() -> None:
@@ -59,13 +61,23 @@ async def _measured(url: str, work: Sequence[Asked], clients: int) -> Run:
                 times.append(await _times(client, each))
 
         await asyncio.gather(*(ask() for _ in range(clients)))
-        seconds = time.perf_counter() - began
+        seconds, cpu = time.perf_counter() - began, _cpu() - spent
         after = await _stages(client)
     stages = {
         name: (total - before[name][0]) / max(count - before[name][1], 1) for name, (total, count) in after.items()
     }
     between = [later - earlier for each in times for earlier, later in itertools.pairwise(each)]
-    return Run(sum(map(len, times)) / seconds, [each[0] for each in times], between, stages, alone)
+    tokens = sum(map(len, times))
+    return Run(Rate(tokens / seconds, tokens / cpu), [each[0] for each in times], between, stages, alone)
+
+
+def _cpu() -> float:
+    """Return the seconds of CPU time of this process, with its clients, and of its engine processes."""
+    ticks = 0
+    for process in memory.engine_processes():
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # utime and stime
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def _times(client: httpx.AsyncClient, each: Asked) -> list[float]:
