@@ -19,6 +19,7 @@ from ingot.importing.members import Members
 from ingot.importing.record import Consent, CustomHandler, Imported
 from ingot.runtime.engines.python import requirements
 from ingot.runtime.engines.python.torchserve.handler import CONFIG, batch_size
+from ingot.runtime.engines.python.torchserve.ts.sagemaker import SCRIPT
 from ingot.runtime.engines.python.torchserve.ts.text_handler import VOCABULARY
 
 DEFAULT = {
@@ -26,8 +27,10 @@ DEFAULT = {
     "image_segmenter": "ImageSegmenter",
     "object_detector": "ObjectDetector",
     "text_classifier": "TextClassifier",
+    "sagemaker": "SageMaker",
 }
-"""The classes of TorchServe's own handlers, which an archive's file derives from if they run as they are."""
+"""The classes of TorchServe's own handlers and SageMaker's, which an archive's file derives from."""
+_NEEDED = {"text_classifier": VOCABULARY, "sagemaker": SCRIPT}
 _FILE, _CODE = "default_handler.py", "from ts.torch_handler.{0} import {1}\n\n\nclass Default({1}):\n    pass\n"
 _MAX_TEXT = 1 << 20
 # Settings in a model's configuration, and the options of `ingot serve` that correspond to them.
@@ -76,10 +79,9 @@ def read(members: Members, base: str, model: MarModel, folder: Path, consent: Co
 
 def _unconsented(archive: _Archive, consent: Consent) -> Iterator[str]:
     if not consent.allow_code:
-        own = (
-            f"TorchServe's handler '{archive.handler}'" if archive.default else f"its own handler, '{archive.handler}'"
-        )
-        files = f"{archive.vocabulary}, a pickle, and " if archive.vocabulary else ""
+        own = "TorchServe's handler" if archive.default else "its own handler,"
+        own = f"SageMaker's {SCRIPT}" if archive.needed == SCRIPT else f"{own} '{archive.handler}'"
+        files = f"{archive.needed}, a pickle, and " if archive.needed.endswith(".pt") else ""
         yield (
             f"{archive.path} has {own}: {files}Python code, which an engine process runs; "
             f"{ALLOW_CODE}; or import the model alone with --without-handler, so that clients do the handler's work"
@@ -121,7 +123,7 @@ class _Archive:
         names: the names of its files.
         handler: the handler as the manifest names it.
         default: the class of TorchServe's handler; empty for a custom one.
-        vocabulary: the file of the handler's vocabulary; empty without one.
+        needed: a further file that the handler needs, such as a vocabulary; empty without one.
         file: the name of the handler's file.
         function: the handler's function, ``handle`` unless the manifest names another.
     """
@@ -132,7 +134,7 @@ class _Archive:
         self.names = [name.removeprefix(base) for name in members.sizes if name.startswith(base)]
         self.handler = str(model.handler)[:200]
         self.default = DEFAULT.get(self.handler, "")
-        self.vocabulary = str(model.source_vocab or VOCABULARY)[:200] if self.handler == "text_classifier" else ""
+        self.needed = str(model.source_vocab or _NEEDED.get(self.handler, ""))[:200]
         named, _, function = self.handler.partition(":")
         self.file = _FILE if self.default else f"{PurePosixPath(named.removesuffix('.py')).name}.py"
         self.function = function if function.isidentifier() else "handle"
@@ -141,14 +143,14 @@ class _Archive:
         """Yield missing files, versions and packages, with the remedies."""
         model = self._model
         files = (model.serialized_file, model.model_file, model.requirements_file, model.config_file)
-        named = (*files, self.vocabulary if self.default else self.file)
+        named = (*files, self.needed if self.default else self.file)
         for name in named:
             if name and name not in self.names:
                 yield (
                     f"the manifest names '{name[:200]}', which is not in the archive; create it again with "
                     "torch-model-archiver"
                 )
-        if self.default and not (model.serialized_file or model.model_file):
+        if self.default and self.needed != SCRIPT and not (model.serialized_file or model.model_file):
             yield f"the manifest names no model, which {self.handler} needs; create it again with --serialized-file"
         pins, unpinned = self.requirements()
         if unpinned:
@@ -196,6 +198,8 @@ class _Archive:
     def _missing(self) -> set[str]:
         """Return the packages that the code imports and that are neither in the archive nor installed."""
         own = {PurePosixPath(name).parts[0].removesuffix(".py") for name in self.names}
+        if self.needed == SCRIPT:  # its folder is in Python's path
+            own |= {PurePosixPath(name).stem for name in self.names}
         known = {"ts", *own, *sys.stdlib_module_names}
         sizes = self._members.sizes
         code = (

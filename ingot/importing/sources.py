@@ -15,6 +15,7 @@ from ingot.importing.members import LIMITS, FolderMembers, Limits, Members, read
 from ingot.importing.record import Candidate, Consent, Imported
 from ingot.importing.unpacking import TarMembers, ZipMembers
 from ingot.model_store.references import name_from
+from ingot.runtime.engines.python.torchserve.ts.sagemaker import SCRIPT
 
 _PROGRAMS = (".pt", ".pth", ".pt2", ".bin", ".safetensors", ".ckpt")
 # The position of the magic bytes of a tar file.
@@ -67,7 +68,8 @@ def _in_place(path: Path) -> tuple[Candidate, ...]:
     if not path.exists():
         raise NotFound(f"there is no file or folder {path}")
     if path.is_dir():
-        return () if (path / MANIFEST).is_file() else triton.candidates(path)
+        packed = (path / MANIFEST).is_file() or (path / SCRIPT).is_file()
+        return () if packed else triton.candidates(path)
     return (_graph(path),) if path.suffix.lower() == ".onnx" else ()
 
 
@@ -92,6 +94,7 @@ def _members(path: Path, scratch: Path, limits: Limits) -> Members:
         if head[:2] == b"\x1f\x8b" or head[_TAR_MAGIC] == b"ustar":
             return TarMembers(path, scratch, limits)
     raise InvalidArgument(
-        f"{path} cannot be imported: expected an .onnx file, a .mar or .war file of TorchServe (zip or tar), or a "
+        f"{path} cannot be imported: expected an .onnx file, a .mar or .war file of TorchServe (zip or tar), "
+        "SageMaker's model.tar.gz with code/inference.py, or a "
         "folder of TorchServe or Triton"
     )

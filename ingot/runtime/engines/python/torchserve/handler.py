@@ -16,6 +16,7 @@ from ingot.runtime.engines.python import files
 from ingot.runtime.engines.python.torchserve import answers, ts
 from ingot.runtime.engines.python.torchserve.rows import BODY, HEAD, REQUEST, unpacked
 from ingot.runtime.engines.python.torchserve.ts.context import Context
+from ingot.runtime.engines.python.torchserve.ts.sagemaker import SageMaker
 from ingot.runtime.engines.python.torchserve.ts.util import PredictionException, list_classes_from_module
 
 log = logging.getLogger("torchserve")
@@ -34,6 +35,7 @@ class HandlerModel:
     function: str
     config: Mapping[str, Any]
     inputs: Sequence[str]
+    _raw = False
     outputs = (f"{BODY}:bytes[batch]", f"{HEAD}:bytes[batch]")
 
     def load(self, context: Any) -> None:
@@ -58,7 +60,7 @@ class HandlerModel:
             ValueError: a request is not valid.
             HandlerFailed: the handler failed.
         """
-        requests = [unpacked(value) for value in batch[REQUEST]]
+        requests = [unpacked(value, raw=self._raw) for value in batch[REQUEST]]
         self._context.begin(requests)
         rows = [request.row for request in requests]
         results = foreign.outcome(lambda: self._entry(rows, self._context))
@@ -82,6 +84,7 @@ class HandlerModel:
             )
         handler = classes[0]()
         handler.initialize(self._context)
+        self._raw = isinstance(handler, SageMaker)
         return cast("Entry", handler.handle)
 
     def _failure(self, error: Exception) -> HandlerFailed:

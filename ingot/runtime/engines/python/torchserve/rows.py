@@ -59,8 +59,12 @@ def packed(parts: Sequence[Part], headers: Mapping[str, str]) -> bytes:
     return b"".join((_MAGIC, _LENGTH.pack(len(header)), header, *contents))
 
 
-def unpacked(value: bytes) -> HandlerRequest:
+def unpacked(value: bytes, *, raw: bool = False) -> HandlerRequest:
     """Return the request of a value.
+
+    Args:
+        value: see above.
+        raw: values are bytes, whatever their type.
 
     Raises:
         ValueError: it is cut, or its header is not valid.
@@ -73,7 +77,7 @@ def unpacked(value: bytes) -> HandlerRequest:
         header = orjson.loads(value[start : start + length])
         row, at = {}, start + length
         for name, media_type, size in header["parts"]:
-            row[str(name)] = _value(value[at : at + size], media_type)
+            row[str(name)] = _value(value[at : at + size], "" if raw else media_type)
             at += size
         headers = {str(name).lower(): str(text) for name, text in header["headers"].items()}
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:

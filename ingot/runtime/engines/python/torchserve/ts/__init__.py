@@ -21,6 +21,7 @@ _HANDLERS = (
     "image_classifier",
     "image_segmenter",
     "object_detector",
+    "sagemaker",
     "text_classifier",
     "text_handler",
     "vision_handler",
