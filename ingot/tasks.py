@@ -2,9 +2,9 @@
 
 A new task is a name here, its function in :data:`ingot.steps.tasks.declared.TASKS` and, if folders of transformers
 describe it, its finder in :mod:`ingot.export.tasks`. A new form is an entry here and what draws it in three places:
-in ``server/plane/apis`` for ``POST /models/NAME``, in ``cli/answers.py`` as lines, and in ``server/page/answers.js``. A
-test names what is missing. ``server/torchserve/values.py`` has those of TorchServe's handlers. This module imports
-nothing else of Ingot, so that ``--help`` and clients stay fast.
+in ``server/plane/apis`` for ``POST /models/NAME``, in ``cli/serving/answers.py`` as lines, and in
+``server/page/answers.js``. A test names what is missing. ``server/torchserve/values.py`` has those of TorchServe's
+handlers. This module imports nothing else of Ingot, so that ``--help`` and clients stay fast.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def sources() -> str:
 
     paths = [path for path in (ROOT / "ingot").rglob("*.py") if path.relative_to(ROOT).parts[1] not in _NO_SOURCE]
     digest = hashlib.sha256(f"{platform.python_version()} {devices.describe()}".encode())
-    others = "constraints.txt", "tests/conftest.py", "ingot/cli/demo_models.py"
+    others = "constraints.txt", "tests/conftest.py", "ingot/cli/demo/demo_models.py"
     for path in [*sorted(paths), *(ROOT / name for name in others)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

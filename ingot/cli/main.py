@@ -30,28 +30,28 @@ _LONG = ("export", "import", "quantize", "compare", "copy", "trust sign", "deplo
 # The panels of the help with the function of each command; only the called command's module is imported.
 _COMMANDS = {
     "Create models": {
-        "export": "export.export",
-        "import": "importing.import_model",
-        "quantize": "quantize.quantize",
-        "compare": "compare.compare",
+        "export": "create.export.export",
+        "import": "create.importing.import_model",
+        "quantize": "create.quantize.quantize",
+        "compare": "archives.compare.compare",
     },
     "Inspect, move and sign archives": {
-        "inspect": "archives.inspect",
-        "diff": "compare.diff",
-        "graph": "graph.graph",
-        "profile": "profile.profile",
-        "copy": "transfers.copy",
+        "inspect": "archives.inspect.inspect",
+        "diff": "archives.compare.diff",
+        "graph": "archives.graph.graph",
+        "profile": "archives.profile.profile",
+        "copy": "archives.transfers.copy",
         "store": "store.store",
-        "trust": "trust.trust",
+        "trust": "archives.trust.trust",
     },
     "Serve models": {
-        "serve": "serve.serve",
+        "serve": "serving.serve.serve",
         "server": "server.server",
-        "infer": "infer.infer",
-        "bench": "bench.bench",
-        "config": "config.config",
-        "deploy": "deploy.deploy",
-        "demo": "demo.demo",
+        "infer": "serving.infer.infer",
+        "bench": "serving.bench.bench",
+        "config": "serving.config.config",
+        "deploy": "deploy.deploy.deploy",
+        "demo": "demo.demo.demo",
     },
 }
 # Former commands, and what replaced them.
@@ -121,7 +121,7 @@ def application(*names: str) -> typer.Typer:
     for panel, commands in _COMMANDS.items():
         for name, place in commands.items():
             if name in (names or _NAMES):
-                module, _, function = place.partition(".")
+                module, _, function = place.rpartition(".")
                 command = getattr(importlib.import_module(f"ingot.cli.{module}"), function)
                 if isinstance(command, typer.Typer):
                     made.add_typer(command, name=name, rich_help_panel=panel)

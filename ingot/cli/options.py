@@ -1,4 +1,4 @@
-"""Groups of options: dataclasses that a command receives as one argument."""
+"""Options that several commands have, and groups of options: dataclasses that a command receives as one argument."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ import inspect
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
+import typer
 from typer.models import ParameterInfo
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", help="The store's folder. \\[default: $INGOT_HOME, else ~/.ingot]", show_default=False),
+]
+
+LoadTimeout = Annotated[
+    str,
+    typer.Option(metavar="<time>", help="Time limit for an ONNX model to load and answer; 0 for no limit."),
+]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

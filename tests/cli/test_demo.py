@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from ingot.cli import demo, demo_models
+from ingot.cli.demo import demo, demo_models
 from ingot.demo import Data, Digits
 from ingot.errors import InvalidArchive
 from ingot.model_store import Archive, Store

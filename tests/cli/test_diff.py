@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
-from ingot.cli.compare import _open_graph
+from ingot.cli.archives.compare import _open_graph
 from ingot.model_store.diff.records import LabelsChange
 from ingot.model_store.diff.stages import compare_steps
 from ingot.steps import object_detection

@@ -202,7 +202,9 @@ runpy.run_module("ingot", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.one_case
-@pytest.mark.parametrize("module", ["ingot.cli.main", "typer", "ingot.cli.serve", "ingot.server.lifecycle", "uvloop"])
+@pytest.mark.parametrize(
+    "module", ["ingot.cli.main", "typer", "ingot.cli.serving.serve", "ingot.server.lifecycle", "uvloop"]
+)
 def test_ctrl_c_while_modules_are_read_prints_one_word(module: str) -> None:
     interrupt = "signal.raise_signal(signal.SIGINT)"
     code = _INTERRUPTED.format(module=module, interrupt=interrupt, model="nowhere.onnx")

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 import ingot
-from ingot.cli import answers
-from ingot.cli.serve import curl
-from ingot.cli.steps import described
+from ingot.cli.archives.steps import described
+from ingot.cli.serving import answers
+from ingot.cli.serving.serve import curl
 from ingot.model_store import Archive
 from ingot.model_store.format.evidence import StepsEvidence
 from tests.server import test_apis, test_image_steps, test_steps, test_token_tasks

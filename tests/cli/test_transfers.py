@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ingot.cli import transfers
-from ingot.cli.serve import configure_logging
+from ingot.cli.archives import transfers
+from ingot.cli.serving.serve import configure_logging
 from ingot.model_store import Archive, Store, Transfer
 from tests import onnx_models
 from tests.model_store.samples import archive

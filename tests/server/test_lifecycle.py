@@ -20,7 +20,7 @@ import pytest
 
 import ingot
 from ingot import RunningServer
-from ingot.cli.serve import curl
+from ingot.cli.serving.serve import curl
 from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unavailable
 from ingot.protocol import json_codec
 from ingot.protocol.requests import InferRequest, Template

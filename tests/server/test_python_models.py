@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.cli.serve import curl
+from ingot.cli.serving.serve import curl
 from ingot.errors import (
     ExportError,
     IngotError,

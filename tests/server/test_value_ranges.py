@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ingot
 from ingot import RunningServer
 from ingot.bench.payload import payload
-from ingot.cli.serve import curl
+from ingot.cli.serving.serve import curl
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.tensors import Array

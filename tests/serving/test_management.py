@@ -27,7 +27,7 @@ import ingot
 from benchmarks.serving.processes import free_ports
 from ingot import RunningServer
 from ingot.cli.completion import served
-from ingot.cli.serve import print_addresses
+from ingot.cli.serving.serve import print_addresses
 from ingot.errors import InvalidArgument, NotFound, Unavailable
 from ingot.model_store import Store
 from ingot.runtime import Model, Settings

@@ -10,7 +10,7 @@ import pytest
 
 import ingot.server
 from ingot import steps
-from ingot.cli import answers
+from ingot.cli.serving import answers
 from ingot.errors import InvalidArgument
 from ingot.export import tasks as folders
 from ingot.server.plane.apis import files, on_tokens

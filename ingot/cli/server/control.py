@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.archives import Json
 from ingot.cli.completion import served
 from ingot.cli.connection import CaOption, Server, only_server
-from ingot.cli.options import with_options
+from ingot.cli.options import Json, with_options
 from ingot.cli.output import print_json, say
 from ingot.client.management import model_path, reading
 from ingot.errors import InvalidArgument, NotFound

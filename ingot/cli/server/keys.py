@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json
+from ingot.cli.options import Json
 from ingot.cli.output import note, print_json, say
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, write_error
 from ingot.report import units

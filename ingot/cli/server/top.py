@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json
 from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, Server, only_server
+from ingot.cli.options import Json
 from ingot.cli.output import duration, note, print_json, printable, say, seconds, size, stdout
 from ingot.cli.server.monitor import WINDOW, Monitor
 from ingot.errors import IngotError, InvalidArgument

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption
+from ingot.cli.archives.transfers import transferring
+from ingot.cli.options import Json, StoreOption
 from ingot.cli.output import note, print_json, progress, say, size
-from ingot.cli.transfers import transferring
 from ingot.errors import InvalidArgument, NotFound
 from ingot.report import units
 

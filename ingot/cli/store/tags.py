@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption
+from ingot.cli.archives.transfers import Expect, earlier, expected
 from ingot.cli.completion import names, references
+from ingot.cli.options import Json, StoreOption
 from ingot.cli.output import note, print_json, say
-from ingot.cli.transfers import Expect, earlier, expected
 from ingot.errors import InvalidArgument, NotFound, Unsupported
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.cli import export as command
+from ingot.cli.create import export as command
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.export import export_model, tasks
 from ingot.export.source.defaults import of

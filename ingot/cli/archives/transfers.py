@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli import interrupts
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_stored
+from ingot.cli.checks import check_apart, check_out, note_stored
 from ingot.cli.completion import references
+from ingot.cli.options import Json, StoreOption
 from ingot.cli.output import end, note, print_json, say, size, stderr
 from ingot.errors import InvalidArgument
 

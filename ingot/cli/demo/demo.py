@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli import demo_models
-from ingot.cli.archives import StoreOption
+from ingot.cli.demo import demo_models
+from ingot.cli.options import StoreOption
 from ingot.cli.output import note, print_json, progress, say, size, stdout
 from ingot.errors import Unavailable, missing_package
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.archives import StoreOption
-from ingot.cli.capacity import capacity
 from ingot.cli.completion import references
-from ingot.cli.options import with_options
+from ingot.cli.deploy.capacity import capacity
+from ingot.cli.options import StoreOption, with_options
 from ingot.cli.output import note
 from ingot.cli.settings import chosen, with_settings
 from ingot.config import ServerConfig

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ingot.cli import answers
 from ingot.cli.connection import ClientAccess, api_key, naming_key_options
 from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, stdout
+from ingot.cli.serving import answers
 from ingot.client.access import MAX_RESPONSE_MB
 from ingot.errors import InvalidArgument, NotFound, Unsupported, write_error
 from ingot.tasks import Generating

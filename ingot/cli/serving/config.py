@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.archives import Json
+from ingot.cli.options import Json
 from ingot.cli.output import print_json, say
 from ingot.cli.settings import ConfigOption, chosen, with_settings
 from ingot.config import ServerConfig

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli import output
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out
-from ingot.cli.bench import read_shape, read_times
+from ingot.cli.checks import check_apart, check_out
 from ingot.cli.completion import references
-from ingot.cli.options import with_options
+from ingot.cli.options import Json, StoreOption, with_options
 from ingot.cli.output import note, print_json, progress, say
+from ingot.cli.serving.bench import read_shape, read_times
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:

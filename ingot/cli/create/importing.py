@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot import permissions
-from ingot.cli.archives import (
-    Json,
-    LoadTimeout,
-    StoreOption,
-    check_apart,
-    check_out,
-    limited_load,
-    note_stored,
-)
-from ingot.cli.options import with_options
+from ingot.cli.archives.transfers import transferring
+from ingot.cli.checks import check_apart, check_out, limited_load, note_stored
+from ingot.cli.options import Json, LoadTimeout, StoreOption, with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
-from ingot.cli.transfers import transferring
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
 from ingot.permissions import NAMES
 from ingot.report.text import one_line
@@ -295,7 +287,7 @@ def _import(
     notes = variant.serving.provenance.notes
     if not as_json:
         if (steps := variant.serving.steps) is not None:
-            from ingot.cli.steps import described
+            from ingot.cli.archives.steps import described
 
             for title, line in described(steps, variant.serving.evidence.steps):
                 note(f"  {title:8} {line}")

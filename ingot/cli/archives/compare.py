@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.checks import check_apart, check_out
 from ingot.cli.completion import references
-from ingot.cli.options import with_options
+from ingot.cli.options import Json, StoreOption, with_options
 from ingot.cli.output import note, print_json, progress, say
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def compare(
 
         ingot compare digits-fp32.ingot digits.ingot --data val.npz --metric accuracy:labels=y --report comparison.html
     """
-    from ingot.cli.report import check_suffix, save
+    from ingot.cli.archives.report import check_suffix, save
     from ingot.model_store import Store
     from ingot.model_store.places import locate
     from ingot.quant.measure import limits
@@ -170,7 +170,7 @@ def diff(
         ingot diff digits:1 digits:2
         ingot diff digits.ingot#fp32 digits.ingot#int8 --report difference.html
     """
-    from ingot.cli.report import check_suffix, put
+    from ingot.cli.archives.report import check_suffix, put
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 

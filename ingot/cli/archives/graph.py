@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.checks import check_apart, check_out
 from ingot.cli.completion import references
+from ingot.cli.options import Json, StoreOption
 from ingot.cli.output import note, print_json, printable, progress, stdout
 from ingot.errors import InvalidArgument, NotFound
 
@@ -75,7 +76,7 @@ def graph(
         if path.suffix == ".svg" and len(stages) > 1:
             raise InvalidArgument(f"an .svg file holds one graph; choose one by --stage: {_names(stages)}")
         step("Drawing")
-        from ingot.cli.report import put
+        from ingot.cli.archives.report import put
         from ingot.export.graphs import page
 
         drawn = page.svg(name, stages[0]) if path.suffix == ".svg" else page.html(name, stages, notes)
@@ -94,7 +95,7 @@ def graph(
 
 def _pipelines(file: Path, output: Path | None, chosen: str | None, *, as_json: bool) -> None:
     """Draw the pipelines of a configuration file, or one of them."""
-    from ingot.cli.report import put
+    from ingot.cli.archives.report import put
     from ingot.config.configuration import Configuration
     from ingot.serving.pipelines import drawing
 
@@ -126,7 +127,7 @@ def _read(located: Located) -> tuple[str, list[Stage], list[str]]:
         if not located.path.is_file():
             raise NotFound(f"there is no file {located.name}")
         return located.path.stem, [stages.of_file(located.path.read_bytes(), located.name)], []
-    from ingot.cli.report import exported
+    from ingot.cli.archives.report import exported
 
     archive = located.open()
     if located.variant is not None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out, signatures
+from ingot.cli.archives.inspect import signatures
+from ingot.cli.checks import check_apart, check_out
 from ingot.cli.completion import references
+from ingot.cli.options import Json, StoreOption
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, Untrusted, write_error
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.checks import check_apart, check_out
 from ingot.cli.completion import references
-from ingot.cli.options import with_options
+from ingot.cli.options import Json, StoreOption, with_options
 from ingot.cli.output import duration, note, print_json, printable, progress, stdout
 from ingot.errors import InvalidArgument
 from ingot.report import units

@@ -15,8 +15,8 @@ from urllib.parse import quote
 import typer
 
 from ingot.cli import interrupts
-from ingot.cli.archives import StoreOption
 from ingot.cli.completion import references
+from ingot.cli.options import StoreOption
 from ingot.cli.settings import ConfigOption, chosen, with_settings
 from ingot.errors import InvalidArgument
 
@@ -105,7 +105,7 @@ def _garbage_later() -> Iterator[Callable[[], None]]:
 
 
 def _transferring(first: str) -> contextlib.AbstractContextManager[Any]:
-    from ingot.cli.transfers import transferring  # only if something is pulled
+    from ingot.cli.archives.transfers import transferring  # only if something is pulled
 
     return transferring(first, log=True)
 
@@ -185,7 +185,7 @@ def curl(url: str, model: Any) -> str:
         body = json.dumps({"model": model.name, "prompt": "The film was"})
         return f"curl -s {url}/v1/completions -d {shlex.quote(body)}"
     if model.steps is not None:
-        from ingot.cli.steps import command
+        from ingot.cli.archives.steps import command
 
         return command(url, name, model.steps)
     sample = _first(model.example, signature)

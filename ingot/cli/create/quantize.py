@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out, describe
+from ingot.cli.archives.inspect import describe
+from ingot.cli.archives.report import check_suffix, save
+from ingot.cli.archives.transfers import transferring
+from ingot.cli.checks import check_apart, check_out
 from ingot.cli.completion import references
-from ingot.cli.options import with_options
+from ingot.cli.options import Json, StoreOption, with_options
 from ingot.cli.output import note, print_json, printable, progress, say, seconds, size, stdout
-from ingot.cli.report import check_suffix, save
-from ingot.cli.transfers import transferring
 from ingot.errors import InvalidArgument
 from ingot.report.text import one_line
 

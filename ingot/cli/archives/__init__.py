@@ -1,0 +1,1 @@
+"""Commands that inspect, compare, move and sign archives."""

@@ -1,0 +1,1 @@
+"""``ingot demo``: models that are made and served at once."""

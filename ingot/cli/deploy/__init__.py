@@ -1,0 +1,1 @@
+"""``ingot deploy``: manifests, and how many replicas a load needs."""

@@ -1,0 +1,1 @@
+"""Commands that serve models and ask servers."""
