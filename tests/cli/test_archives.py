@@ -198,7 +198,7 @@ class TestRefusedArchives:
         self, monkeypatch: pytest.MonkeyPatch, archive: Path, tmp_path: Path, command: list[str], message: str
     ) -> None:
         # In this process, which saves a second for each: no server is started.
-        monkeypatch.setattr("ingot.cli.serve.configure_logging", lambda *_: None)
+        monkeypatch.setattr("ingot.cli.serving.serve.configure_logging", lambda *_: None)
         monkeypatch.setattr("ingot.server.main.run", lambda *_: pytest.fail("the server was started"))
         files = "digits.txt", "x.mar", "x.pth", "here.py", "bert/config.json", "hub/hubconf.py", "triton/a/config.pbtxt"
         for file in files:
