@@ -68,13 +68,16 @@ def test_attention_of_a_query_whose_scores_are_all_minus_infinity_is_zero(dtype:
         return [
             SDPA(x, keys, keys),
             SDPA(x, keys, keys, is_causal=True),
+            SDPA(x, x.flip(-1).nan_to_num(1.0, 1.0, 1.0), keys, is_causal=True),
             *(SDPA(x, keys, keys, item) for item in masks),
         ]
 
     x = torch.randn(2, 6, 4, dtype=getattr(torch, dtype))
     x[0, 0, 0], x[0, 1, 0], x[1] = -math.inf, math.inf, x[1].abs()
     x[1, :, 1] = -math.inf
-    check(model, f"x:{dtype}[batch,seq,4]", x)
+    unseen = torch.full_like(x[:1], -1.0)  # the first query sees -inf only; of later keys, inf and the mask make NaN
+    unseen[0, 1:, 3], unseen[0, 0] = 3.0, torch.tensor([math.inf, 1, 1, -2])
+    check(model, f"x:{dtype}[batch,seq,4]", x, unseen)
 
 
 @pytest.mark.matrix

@@ -50,7 +50,9 @@ def attention(
         if attn_mask.dtype is ir.DataType.BOOL:  # added as PyTorch does, so that a hidden NaN or infinity counts
             attn_mask = op.Where(attn_mask, zero, least)
         scores = op.Add(scores, attn_mask)
-    hidden = op.Equal(op.ReduceMax(scores, op.Constant(value_ints=[-1]), keepdims=1), least)
+    # ONNX Runtime's ReduceMax passes over a NaN, which the sum keeps.
+    largest, total = (form(scores, op.Constant(value_ints=[-1]), keepdims=1) for form in (op.ReduceMax, op.ReduceSum))
+    hidden = op.And(op.Equal(largest, least), op.Equal(total, least))
     return op.Where(hidden, zero, op.MatMul(op.Softmax(scores, axis=-1), value))
 
 
