@@ -53,7 +53,9 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     ]
     for dtype in dtypes:
         own = [outcome for outcome in outcomes if outcome.dtype == dtype]
-        lines += [f"## {dtype}", "", *grid(("status", *exporters, "means"), _totals(own, exporters)), ""]
+        ran = Counter(outcome.exporter for outcome in own)
+        lines += [f"## {dtype}", "", f"Ran: {', '.join(f'{name} {ran[name]}' for name in exporters)}.", ""]
+        lines += [*grid(("status", *exporters, "means"), _totals(own, exporters)), ""]
     lines += [
         "## Accepted differences",
         "",

@@ -237,6 +237,7 @@ def test_outcomes_are_read_back_and_the_later_counts(tmp_path: Path) -> None:
     table.append(Outcome("add", "float32", "ingot", {"right": 6}), tmp_path)
     assert [outcome.status for outcome in table.read(tmp_path)] == ["right"]
     table.write([first], tmp_path)
+    assert "Ran: ingot 1." in (tmp_path / "operators.md").read_text()
     assert r"| add | float32 | ingot | wrong: a \| b |" in (tmp_path / "operators.md").read_text()
     assert "| add | float32 | 1 wrong, 5 right |" in (tmp_path / "operators.md").read_text()
 
