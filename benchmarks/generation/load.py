@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 VOCAB = 50257
-_PROMPT, _ANSWER = (16, 129), (8, 33)
+_PROMPT, _ANSWER = (8, 65), (16, 65)
 
 
 @dataclass(frozen=True)
