@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -122,8 +123,7 @@ def serving(*archives: Path) -> Iterator[httpx.Client]:
 
 
 def pictures(count: int) -> list[bytes]:
-    found = [each for each in drawn(160, seed=7, least=24) if handlers._mode(each) == "RGB"]
-    return found[:count]
+    return [*itertools.islice((each for each in drawn(160, seed=7, least=24) if handlers._mode(each) == "RGB"), count)]
 
 
 @pytest.mark.matrix
