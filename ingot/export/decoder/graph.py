@@ -74,7 +74,10 @@ def shapes(model: Any) -> tuple[list[Shape], int]:
 
 
 def _check(found: dict[int, Shape], model: Any) -> None:
-    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    config = model.config.get_text_config(decoder=True)
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        raise Unsupported("its layers attend to chunks of a text, which the operator does not")
+    layers = config.num_hidden_layers
     if sorted(found) != list(range(layers)):
         raise Unsupported(f"{len(found)} of its {layers} layers have attention over a cache, and others a state")
     sizes = sorted({(shape.kv_heads, shape.head_size) for shape in found.values()})
@@ -91,7 +94,10 @@ def _named(model: Any) -> Iterator[None]:
     name = type(model).__name__
 
     def unsuitable(error: Exception) -> str:
-        return f"{name} cannot be exported as a decoder with a cache: {foreign.one_line(error)}; {_GRAPH_ALONE}"
+        reason = foreign.one_line(error)
+        if isinstance(error, AttributeError) and isinstance(error.obj, Slots):
+            reason = f"its layers keep a state besides keys and values ({error.name})"
+        return f"{name} cannot be exported as a decoder with a cache: {reason}; {_GRAPH_ALONE}"
 
     with foreign.reported_as(Unsupported, unsuitable):
         yield

@@ -129,6 +129,8 @@ def test_a_graph_with_another_attention_is_refused(wrong: str, tmp_path: Path, m
         ("bloom", {"n_layer": 2, "n_head": 4}, "its attention is not called through transformers' attention interface"),
         ("llama", {**GROUPED, "head_dim": 12}, "its heads have 12 elements, which is not a multiple of 8"),
         ("mamba", {"state_size": 4}, "its positions are not an input"),
+        ("lfm2", {**GROUPED, "layer_types": ["conv", "full_attention"]}, "its layers keep a state besides keys"),
+        ("llama4_text", {**HEADS, "num_local_experts": 2}, "its layers attend to chunks of a text"),
         ("gpt_oss", {**HEADS, "num_local_experts": 4, "num_experts_per_tok": 2}, "it has attention sinks"),
     ],
 )
