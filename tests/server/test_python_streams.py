@@ -21,7 +21,7 @@ from tritonclient.grpc import InferInput, InferResult
 
 import ingot
 from ingot import RunningServer
-from ingot.cli.serve import curl
+from ingot.cli.serving.serve import curl
 from ingot.errors import ExportError, IngotError, InvalidArgument, Unavailable, Unsupported
 from ingot.export.python_model import export_class
 from ingot.runtime.engines.python.generators import Ended, Generators
