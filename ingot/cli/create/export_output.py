@@ -43,7 +43,7 @@ def print_archive(archive: Archive, out: Path | None, why: str) -> None:
 
 
 def _steps(steps: Steps, proof: StepsEvidence | None) -> Iterator[tuple[str, str]]:
-    """Yield what was proved of steps, each with a title."""
+    """Yield the proof of steps as lines, each with a title."""
     chain = " -> ".join((*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after)))
     if proof is None:
         yield "steps", chain
