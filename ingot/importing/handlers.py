@@ -41,8 +41,8 @@ PIXELS = Declared("pixel_values", DType.FP32, (3, 224, 224), batched=True)
 """The input of a model that describes none."""
 LOGITS = "logits"
 _TOP = 5
-# Pictures that are drawn; each eighth is one in RGB, of which the values are compared, and some answers.
-_DRAWN, _ANSWERED = 480, 24
+# Pictures in RGB whose values are compared, and those whose answers are.
+_COMPARED, _ANSWERED = 60, 24
 
 
 def describe(
@@ -178,7 +178,7 @@ def _original(steps: Described, reference: str, labels: Sequence[str]) -> Origin
         names = np.array([label.encode() for label in labels], object)
         return {"label": names[classes.numpy()], "score": best.numpy()}
 
-    pictures = [each for each in drawn(_DRAWN, least=24) if _mode(each) == "RGB"]
+    pictures = [*drawn(_COMPARED, least=24, modes=("RGB",))]
     called = f"{reference} with Pillow {PIL.__version__}, torch {torch.__version__}"
     items, samples = ({name: as_bytes(each)} for each in (pictures, pictures[:_ANSWERED]))
     return Original(called, prepare, answer, [items], [samples], answers=bool(labels))
@@ -189,10 +189,3 @@ def _transformed(content: bytes) -> Any:
     import PIL.Image
 
     return imagenet(PIL.Image.open(BytesIO(content)))
-
-
-def _mode(content: bytes) -> str:
-    import PIL.Image
-
-    with PIL.Image.open(BytesIO(content)) as picture:
-        return str(picture.mode)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -123,7 +122,7 @@ def serving(*archives: Path) -> Iterator[httpx.Client]:
 
 
 def pictures(count: int) -> list[bytes]:
-    return [*itertools.islice((each for each in drawn(160, seed=7, least=24) if handlers._mode(each) == "RGB"), count)]
+    return [*drawn(count, seed=7, least=24, modes=("RGB",))]
 
 
 @pytest.mark.matrix

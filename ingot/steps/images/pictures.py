@@ -13,12 +13,18 @@ _MODES = ("RGB", "L", "RGBA", "P", "CMYK", "LA", "1", "PA")
 _ORIENTATION = 0x0112  # the tag of EXIF
 
 
-def drawn(count: int, seed: int = 0, least: int = 1, sizes: Sequence[tuple[int, int]] = _SIZES) -> Iterator[bytes]:
+def drawn(
+    count: int,
+    seed: int = 0,
+    least: int = 1,
+    sizes: Sequence[tuple[int, int]] = _SIZES,
+    modes: Sequence[str] = _MODES,
+) -> Iterator[bytes]:
     """Yield the files of ``count`` pictures, the same for each seed; their sides have at least ``least`` pixels."""
     random = np.random.default_rng(seed)
     for index in range(count):
         width, height = sizes[(index * 3 + index // len(sizes)) % len(sizes)]
-        yield _file(random, (max(width, least), max(height, least)), _MODES[index % len(_MODES)], index % 9)
+        yield _file(random, (max(width, least), max(height, least)), modes[index % len(modes)], index % 9)
 
 
 def _file(random: np.random.Generator, size: tuple[int, int], mode: str, orientation: int) -> bytes:
