@@ -22,11 +22,13 @@ from ingot.config.model import ModelConfig
 from ingot.config.pipelines import Condition, Node, PipelineConfig, Table, problems
 from ingot.config.server import ServerConfig
 from ingot.config.setting import Setting
-from ingot.errors import InvalidConfig
+from ingot.errors import IngotError, InvalidArgument, InvalidConfig
+from ingot.model_store.format import goldens
 from ingot.model_store.places import is_file
 from ingot.model_store.trust.keys import read_file
 
 MAX_FILE_BYTES = 1 << 20
+MAX_GOLDENS_BYTES = 64 << 20
 # A prefix of sources on the command line, as ingot.serving.repository reads it.
 _NAMED = re.compile(r"[A-Za-z0-9][\w.\-]*=.+", re.DOTALL)
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$"
@@ -90,7 +92,7 @@ class ConfigFile:
         models = tuple(reader.model(index, entry) for index, entry in enumerate(parsed.model))
         _check_different(models)
         reader.check_pipelines(parsed.pipelines, models)
-        pipelines = tuple(PipelineConfig.of(name, table, reader.place) for name, table in parsed.pipelines.items())
+        pipelines = tuple(reader.pipeline(name, table) for name, table in parsed.pipelines.items())
         return cls(server=reader.given(parsed.server, ("server",)), models=models, pipelines=pipelines)
 
 
@@ -188,6 +190,19 @@ class _Reader:
         if is_file(source) and "://" not in source:
             source = os.path.abspath(self._relative(Path(source)))  # noqa: PTH100 - "#variant" is not part of the path
         return ModelConfig(name=entry.name, source=source, given=self.given(entry, at), place=self.place(at))
+
+    def pipeline(self, name: str, table: Table) -> PipelineConfig:
+        """Return a pipeline with its goldens; raises InvalidConfig if their file does not exist, or has none."""
+        content = b""
+        if table.goldens:
+            try:
+                content = read_file(self._relative(Path(table.goldens)), limit=MAX_GOLDENS_BYTES)
+                if not goldens.decode(content):
+                    raise InvalidArgument(f"{table.goldens} has no recorded requests")
+            except IngotError as error:
+                place = self.place(("pipelines", name, "goldens"))
+                raise InvalidConfig([f"{place}: pipeline '{name}': {error}"]) from error
+        return PipelineConfig.of(name, table, content, self.place)
 
     def check_pipelines(self, pipelines: Mapping[str, Table], models: Sequence[ModelConfig]) -> None:
         """Check what can be checked of pipelines without their models.

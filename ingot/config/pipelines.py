@@ -137,6 +137,9 @@ class Table(_Table):
         Field(min_length=1, description="Its outputs: the NODE.OUTPUT of each, or a list of alternatives."),
     ]
     nodes: Annotated[dict[str, Node], Field(min_length=1, max_length=64, description="Its nodes by name.")]
+    goldens: Annotated[
+        str, Field(description="A file of recorded requests that it must reproduce, relative to this file.")
+    ] = ""
 
     @cached_property
     def results(self) -> Mapping[str, Refs]:
@@ -156,21 +159,23 @@ class PipelineConfig:
     Attributes:
         name: for clients.
         table: what it is made of.
+        goldens: the requests that it must reproduce before it is ready, as :mod:`ingot.model_store` encodes them.
         place: the file and line, for messages.
         node_places: the same of its nodes.
     """
 
     name: str
     table: Table
+    goldens: bytes = b""
     place: str = field(default="", compare=False)
     node_places: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, name: str, table: Table, place: Callable[[Sequence[str]], str]) -> PipelineConfig:
+    def of(cls, name: str, table: Table, goldens: bytes, place: Callable[[Sequence[str]], str]) -> PipelineConfig:
         """Return a parsed pipeline; ``place`` returns the file and line of a path of keys."""
         at = ("pipelines", name)
         places = {node: place((*at, "nodes", node)) for node in table.nodes}
-        return cls(name, table, place(at), places)
+        return cls(name, table, goldens, place(at), places)
 
 
 def problems(name: str, table: Table) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -116,6 +116,11 @@ class Catalog:
         self._pipelines, self.complete = made, True
         return ended
 
+    async def replay_pipelines(self) -> None:
+        """Replay the goldens of pipelines whose models they were not replayed on; those that fail are not ready."""
+        for pipeline in [*self._pipelines.values()]:
+            await pipeline.replay()
+
     def _pipeline(self, config: PipelineConfig, settings: Settings) -> Pipeline:
         known = self._pipelines.get(config.name)
         same = known is not None and known.config == config

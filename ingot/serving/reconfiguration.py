@@ -57,15 +57,15 @@ class Reconfiguration:
             await self._rollouts.use(server)
         models, failures = await self._apply(found, Configuration(server=server, models=new.models))
         pipelines = new.pipelines
-        if failure := self._serve(pipelines):
+        if failure := await self._serve(pipelines):
             failures, pipelines = [*failures, failure], old.pipelines
         self._current = dataclasses.replace(new, server=server, models=models, pipelines=pipelines)
         return found.lines, failures
 
-    def _serve(self, pipelines: Sequence[PipelineConfig]) -> str:
+    async def _serve(self, pipelines: Sequence[PipelineConfig]) -> str:
         """Serve these pipelines; return why that failed, or an empty text."""
         try:
-            self._rollouts.serve_pipelines(pipelines)
+            await self._rollouts.serve_pipelines(pipelines)
         except IngotError as error:
             log.error("configuration: the pipelines stay as they are: %s", error)
             return f"failed: the pipelines stay as they are: {error}"

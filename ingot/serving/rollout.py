@@ -94,7 +94,7 @@ class Rollouts:
                 await self._residency.load(model, "start")
         for deployment in self.repository.deployments.values():
             await self._name(deployment)
-        self.serve_pipelines(self._pipelines)
+        await self.serve_pipelines(self._pipelines)
         if (every := self._config.watch) is not None:
             self._tasks.begin(lambda: follow(self.repository, self._on_change, every, self._tasks))
 
@@ -103,10 +103,14 @@ class Rollouts:
         self.repository.check_pipelines(configs)
         self._pipelines, self.repository.complete = configs, False
 
-    def serve_pipelines(self, configs: Sequence[PipelineConfig]) -> None:
-        """Serve these pipelines instead of those so far; errors as for :meth:`Catalog.serve_pipelines`."""
+    async def serve_pipelines(self, configs: Sequence[PipelineConfig]) -> None:
+        """Serve these pipelines instead of those so far, and replay their goldens.
+
+        Errors are those of :meth:`Catalog.serve_pipelines`.
+        """
         for ended in self.repository.serve_pipelines(configs, self._config.runtime):
             self._retired(ended)
+        await self.repository.replay_pipelines()
 
     def stop(self) -> None:
         """Follow no alias any longer, and give up changes that are under way."""
@@ -389,6 +393,7 @@ class Rollouts:
         try:
             await self._name(deployment)
         finally:  # also if this task is cancelled, it answers no longer
+            self._tasks.begin(self.repository.replay_pipelines)
             if old is not None:
                 self._tasks.begin(lambda: self._retire(old, wait=True))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import os
 import shutil
@@ -32,6 +33,7 @@ from ingot.errors import (
     TooLarge,
     Unavailable,
 )
+from ingot.model_store.format import goldens
 from ingot.serving.pipelines.values import Level, Value, gathered, scattered, stacked
 from ingot.tensors import Array
 from tests import onnx_models
@@ -511,3 +513,66 @@ inputs = { x = "x", d = "d" }
         assert infer(server, "parts", x=numbers, d=np.array([[2, 2]]))["y"].tolist() == [[[2, 3], [4, 5]]]
         with pytest.raises(IngotError, match="node 'part'"):
             infer(server, "parts", x=numbers, d=np.array([[0, 2]]))
+
+
+def test_goldens_are_recorded_and_replayed(tmp_path: Path) -> None:
+    """A model that answers otherwise makes the pipeline unready, with the node named, until it answers as before."""
+    models = [str(path) for path in (onnx_models.affine(tmp_path), onnx_models.pair(tmp_path))]
+    with serve(tmp_path, SUM, *models, record=tmp_path / "traffic", record_share=1) as running:
+        expected = infer(running, "sum", x=X)
+    golden = tmp_path / "traffic/sum/1/000000.safetensors"
+    [case] = goldens.decode(golden.read_bytes())
+    assert sorted(case.outputs) == ["add.y", "first.y", "first.z"]
+    assert {name: array.tolist() for name, array in case.answers.items()} == {
+        name: array.tolist() for name, array in expected.items()
+    }
+    shutil.copy(golden, tmp_path / "sum.safetensors")
+    text = SUM.replace('inputs = ["x"]', 'goldens = "sum.safetensors"\ninputs = ["x"]', 1)
+    with serve(tmp_path, text, *models) as running, Client(running.http_url) as client:
+        assert client.ready("sum")
+        assert statistics(running, "sum")["ingot"]["nodes"]["first"]["count"] == 0
+        assert infer(running, "sum", x=X)["y"].tolist() == expected["y"].tolist()
+    wrong = dataclasses.replace(case, outputs={**case.outputs, "first.z": case.outputs["first.z"] * 2})
+    (tmp_path / "sum.safetensors").write_bytes(goldens.encode([case, wrong]))
+    with serve(tmp_path, text, *models) as running, Client(running.http_url) as client:
+        assert not client.ready("sum")
+        with pytest.raises(Unavailable, match="golden case 1: node 'first' answers otherwise: 'z' departs by"):
+            infer(running, "sum", x=X)
+        shutil.copy(golden, tmp_path / "sum.safetensors")
+        asyncio.run_coroutine_threadsafe(running.rollouts.reload(), running.loop).result()
+        assert client.ready("sum")
+
+
+def test_goldens_are_replayed_when_a_model_changes(tmp_path: Path) -> None:
+    shutil.copy(onnx_models.affine(tmp_path), tmp_path / "first.onnx")
+    sources = f"first={tmp_path / 'first.onnx'}", str(onnx_models.pair(tmp_path))
+    text = SUM.replace('"affine"', '"first"')
+    with serve(tmp_path, text, *sources, record=tmp_path / "traffic", record_share=1) as running:
+        infer(running, "sum", x=X)
+    text = text.replace('inputs = ["x"]', 'goldens = "traffic/sum/1/000000.safetensors"\ninputs = ["x"]', 1)
+    with serve(tmp_path, text, *sources) as running, Client(running.http_url) as client:
+        assert client.ready("sum")
+        shutil.copy(_negated(tmp_path), tmp_path / "first.onnx")
+        assert [each.result for each in running.reload("first")] == ["ok"]
+        wait_until(lambda: not client.ready("sum"))
+        with pytest.raises(Unavailable, match="node 'first' answers otherwise"):
+            infer(running, "sum", x=X)
+
+
+def test_goldens_that_do_not_exist_or_fit(tmp_path: Path) -> None:
+    models = onnx_models.affine(tmp_path), onnx_models.pair(tmp_path)
+    text = SUM.replace('inputs = ["x"]', 'goldens = "sum.safetensors"\ninputs = ["x"]', 1)
+    with pytest.raises(InvalidConfig, match=r"ingot.toml:3: pipeline 'sum': .*sum.safetensors"):
+        serve(tmp_path, text, *models)
+    (tmp_path / "sum.safetensors").write_bytes(b"?")
+    with pytest.raises(InvalidConfig, match=r"ingot.toml:3: pipeline 'sum': the goldens cannot be read"):
+        serve(tmp_path, text, *models)
+    (tmp_path / "sum.safetensors").write_bytes(goldens.encode([]))
+    with pytest.raises(InvalidConfig, match=r"sum.safetensors has no recorded requests"):
+        serve(tmp_path, text, *models)
+    (tmp_path / "sum.safetensors").write_bytes(goldens.encode([goldens.Golden({}, {}, {"a": X}, {"y": X})]))
+    with (
+        serve(tmp_path, text, *models) as running,
+        pytest.raises(Unavailable, match="golden case 0: unknown input 'a'"),
+    ):
+        infer(running, "sum", x=X)

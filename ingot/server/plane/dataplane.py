@@ -40,6 +40,7 @@ from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.outputs import AT_ONCE, Deliveries
 from ingot.server.triton.shared_memory import SharedMemory
 from ingot.serving import Catalog, ServedModel
+from ingot.serving.pipelines.run import Run
 from ingot.tensors import Array, Signature, TensorSpec
 
 _PROTOCOLS = ("http", "grpc")
@@ -123,10 +124,13 @@ class DataPlane:
         if error.code is Code.INTERNAL:
             log.error("%s: %s", protocol, error)
 
-    def record(self, route: ModelRoute, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def record(
+        self, route: ModelRoute, inputs: Mapping[str, Array], outputs: Mapping[str, Array], pending: Submitted
+    ) -> None:
         """Offer a request and its response to the recorder, if there is one; its failure affects no client."""
         if self.recorder is not None:
-            case = Golden({}, {}, {**inputs}, {**outputs}) if route.raw else Golden({**inputs}, {**outputs})
+            between = (pending.between if isinstance(pending, Run) else None) or {}
+            case = Golden({}, between, {**inputs}, {**outputs}) if route.raw else Golden({**inputs}, {**outputs})
             failure = f"a response of model {route.name} could not be recorded"
             attempt(failure, self.recorder.offer, route.name, route.version, case)
 
@@ -197,6 +201,8 @@ class DataPlane:
                 step = route.step.owned_by(client)
                 pending = model.submit_step(step, Request(inputs, ticket.settle, timeout, route.priority, None, client))
             ticket.pending = pending
+            if self.recorder is not None and isinstance(pending, Run):
+                pending.between = {}
         except IngotError as error:
             counters.count(error.code.value, began)
             raise
@@ -307,7 +313,7 @@ class Ticket:
             return
         if self._plane.recorder is not None:
             CONTEXT.set(request.context)
-            self._plane.record(route, request.inputs, outcome)
+            self._plane.record(route, request.inputs, outcome, self.pending)
         self._counters.succeeded(self._began)
         if self._plane.observer is not None:
             self._observe()
@@ -366,7 +372,7 @@ class _DeliveryTicket(Ticket):
         route, request, deliveries = self._route, self._request, self._deliveries
         CONTEXT.set(request.context)
         if self._plane.recorder is not None:
-            self._plane.record(route, request.inputs, outcome)
+            self._plane.record(route, request.inputs, outcome, self.pending)
         failure = f"outputs of model {route.name} could not be delivered"
 
         def deliver() -> dict[str, Array] | IngotError:

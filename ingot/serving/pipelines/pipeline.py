@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
@@ -11,6 +13,7 @@ from typing import Any, NoReturn
 
 from ingot.config.pipelines import PipelineConfig
 from ingot.errors import IngotError, NotFound, Unavailable, Unsupported
+from ingot.model_store.format import goldens
 from ingot.protocol.context import BatchTimes
 from ingot.protocol.keys import Step
 from ingot.runtime import Limits, Metrics, Model, Outcome, Request, Settings, State
@@ -24,13 +27,15 @@ from ingot.runtime.loading.item_processes import processes_of
 from ingot.runtime.scheduling.entry import size_of
 from ingot.runtime.scheduling.queue import check_room
 from ingot.runtime.settings.repeat import Repeat
-from ingot.serving.pipelines import pictures
+from ingot.serving.pipelines import pictures, replay
 from ingot.serving.pipelines.face import described
 from ingot.serving.pipelines.pictures import Work
 from ingot.serving.pipelines.plan import Find, Plan, PlannedNode, planned
 from ingot.serving.pipelines.run import Run
 from ingot.steps import Apply, Steps
 from ingot.tensors import Signature, check_inputs
+
+log = logging.getLogger(__name__)
 
 VERSION = "1"
 """The version of every pipeline: its models have their own."""
@@ -76,6 +81,10 @@ class Pipeline:
         self._metrics = metrics
         self._decoding: StepProcesses | None = None
         self._plan = planned(config, find)
+        self._goldens = goldens.decode(config.goldens) if config.goldens else ()
+        self._replayed: Plan | None = None
+        self._replaying: asyncio.Task[None] | None = None
+        self._departed = f"the goldens of pipeline '{self.name}' are being replayed" if self._goldens else ""
         self.steps = described(self._plan)
         self._works = self._opened(settings)
         self._runs: set[Run] = set()
@@ -182,7 +191,7 @@ class Pipeline:
         """Return the plan for the models that answer now.
 
         Raises:
-            Unavailable: a model is missing, or one of another version does not fit.
+            Unavailable: a model is missing, or one of another version does not fit or departs from the goldens.
         """
         if not self._same_models():
             try:
@@ -190,7 +199,24 @@ class Pipeline:
             except IngotError as error:
                 raise Unavailable(f"{error}; no request can be answered until this is repaired") from error
             self.steps = described(self._plan)
+            if self._goldens:
+                self._replaying = asyncio.get_running_loop().create_task(self.replay())
+        if self._departed:
+            raise Unavailable(self._departed)
         return self._plan
+
+    async def replay(self) -> None:
+        """Replay the goldens once on the models that answer now; requests are refused while a node departs."""
+        with contextlib.suppress(Unavailable):
+            self._current()
+        if not self._goldens or (plan := self._plan) is self._replayed:
+            return
+        self._replayed = plan
+        departed = await replay.fault(self, plan, self._goldens)
+        if plan is self._plan:
+            self._departed = departed
+            if departed:
+                log.error("%s", departed)
 
     def _same_models(self) -> bool:
         nodes = ((node.address, node.model) for node in self._plan.nodes if node.model is not None)

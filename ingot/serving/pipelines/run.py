@@ -52,16 +52,21 @@ class Run:
         plan: the pipeline's plan.
         request: its inputs fit the plan's signature.
         nbytes: the bytes of its inputs.
+
+    Attributes:
+        between: set to a dictionary, it has what each node returned when the answer comes, as ``NODE.OUTPUT``.
     """
 
     __slots__ = ("_calls", "_context", "_levels", "_node_began", "_owner", "_plan", "_until", "_values", "_waits",
-                 "began", "client", "done", "nbytes", "request", "rows")  # fmt: skip
+                 "began", "between", "client", "done", "nbytes", "request",
+                 "rows")  # fmt: skip
 
     def __init__(self, owner: Owner, plan: Plan, request: Request, nbytes: int):
         self.request = request
         self.client = request.client
         self.nbytes = nbytes
         self.done = False
+        self.between: dict[str, Array] | None = None
         self.began = time.perf_counter()
         self.rows = len(next(iter(request.inputs.values())))
         self._owner = owner
@@ -257,6 +262,8 @@ class Run:
             self._reply(attempt(f"the outputs of pipeline '{self._owner.name}' cannot be joined", self._outputs))
 
     def _outputs(self) -> dict[str, Array]:
+        if self.between is not None:
+            self.between |= {str(ref): value.array for ref, value in self._values.items() if ref.node}
         return {name: self._output(refs) for name, refs in self._plan.outputs.items()}
 
     def _output(self, refs: Refs) -> Array:
