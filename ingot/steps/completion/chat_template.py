@@ -1,13 +1,13 @@
 """Chat templates: prompts from messages, as ``apply_chat_template`` of transformers 5 makes them.
 
 A template is written in Jinja, and is part of a model. It runs in Jinja's sandbox, which has neither files nor Python's
-internals, with limits on its steps and on the characters that it makes.
+internals, with limits on its steps, its time and the characters that it makes. Filters and methods that make long texts
+of short ones are left out, or count the characters.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,13 +21,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ingot import foreign
 from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.steps.completion.template_limits import (
+    FILTERS,
+    METHODS,
+    MOST_BITS,
+    WORK,
+    Work,
+    check_form,
+    number_of,
+    size_of,
+    written,
+)
 
-# Loop iterations and calls of one rendering; so many take about 0.2 s. Templates need about ten for a message.
-_MOST_STEPS = 200_000
-# Characters that one rendering may write and join.
-_MOST_CHARACTERS = 8 << 20
-# The name of a rendering's _Work in its context. No variable of a template has this name, as it is not an identifier.
-_WORK = "work of this rendering"
+# Filters and methods that make texts of any length, or take any time, and that chat templates do not use.
+_NO_FILTERS = frozenset(
+    ("batch", "center", "filesizeformat", "format", "pprint", "slice", "sum", "urlize", "wordcount", "wordwrap")
+)
+_NO_METHODS = frozenset(("center", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill"))
 
 
 class ChatTemplate:
@@ -54,9 +64,9 @@ class ChatTemplate:
             options: further variables of the template.
 
         Raises:
-            InvalidArgument: the template refuses the messages, fails, or exceeds the limit of steps or characters.
+            InvalidArgument: the template refuses the messages, fails, or exceeds a limit.
         """
-        variables = {"tools": None, "documents": None, **self._special, **options, _WORK: _Work()}
+        variables = {"tools": None, "documents": None, **self._special, **options, WORK: Work()}
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **variables)
         except InvalidArgument:
@@ -70,25 +80,6 @@ class ChatTemplate:
 
 class _Refused(jinja2.TemplateError):
     """The template calls ``raise_exception``."""
-
-
-class _Work:
-    """The steps and characters of one rendering, which raise InvalidArgument over their limits."""
-
-    def __init__(self) -> None:
-        self._steps = self._characters = 0
-
-    def step(self) -> None:
-        self._steps += 1
-        if self._steps > _MOST_STEPS:
-            raise InvalidArgument(f"the model's chat template needs over {_MOST_STEPS} steps; send fewer messages")
-
-    def write(self, characters: int) -> None:
-        self._characters += characters
-        if self._characters > _MOST_CHARACTERS:
-            raise InvalidArgument(
-                f"the model's chat template makes over {_MOST_CHARACTERS} characters; send shorter messages"
-            )
 
 
 class _Generation(Extension):
@@ -113,14 +104,14 @@ class _Namespace(jinja2.utils.Namespace):
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with transformers' additions. It counts loop iterations, calls, and characters of texts."""
 
-    intercepted_binops = frozenset(("+", "*", "**"))
+    intercepted_binops = frozenset(("+", "-", "*", "**", "/", "//", "%"))
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_written
-        )
-        self.filters.update(tojson=_to_json, each_counted=_each, joined_counted=_joined)
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=written)
+        kept = {name: found for name, found in self.filters.items() if name not in _NO_FILTERS}
+        self.filters = {**kept, **FILTERS}
         self.globals.update(raise_exception=_raise, strftime_now=_now, namespace=_Namespace)
+        del self.globals["lipsum"]
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -130,16 +121,33 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return template
 
     def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
-        context[_WORK].step()
+        work, owner = context[WORK], getattr(function, "__self__", None)
+        work.step()
+        if isinstance(owner, str) and (made := METHODS.get(getattr(function, "__name__", ""))):
+            args = ([*args[0]], *args[1:]) if function.__name__ == "join" and args else args
+            work.write(made(owner, *args, **kwargs))
         return super().call(context, function, *args, **kwargs)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return not (isinstance(obj, str) and attr in _NO_METHODS) and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            check_form(value.__self__)
+        return wrapped
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
             raise SecurityError("a chat template cannot use **")
+        if any(isinstance(value, int) and value.bit_length() > MOST_BITS for value in (left, right)):
+            raise SecurityError(f"a chat template cannot use numbers of over {MOST_BITS} bits")
+        if operator == "%" and isinstance(left, str):
+            check_form(left)
         if operator == "*":
-            context[_WORK].write(_size(left) * _number(right) + _size(right) * _number(left))
+            context[WORK].write(size_of(left) * number_of(right) + size_of(right) * number_of(left))
         else:
-            context[_WORK].write(_size(left) + _size(right))
+            context[WORK].write(size_of(left) + size_of(right))
         return super().call_binop(context, operator, left, right)
 
 
@@ -158,45 +166,6 @@ def _replace_concatenations(parent: nodes.Node) -> None:
 
 def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-
-
-@jinja2.pass_context
-def _each(context: Context, values: Iterable[Any]) -> Iterator[Any]:
-    work = context[_WORK]
-    for value in values:
-        work.step()
-        yield value
-
-
-@jinja2.pass_context
-def _joined(context: Context, values: list[Any]) -> str:
-    texts = [*map(str, values)]
-    context[_WORK].write(sum(map(len, texts)))
-    return "".join(texts)
-
-
-@jinja2.pass_context
-def _written(context: Context, value: Any) -> Any:
-    context[_WORK].write(_size(value))
-    return value
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple) else 0
-
-
-def _number(value: Any) -> int:
-    return max(value, 0) if isinstance(value, int) else 0
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: object) -> str:

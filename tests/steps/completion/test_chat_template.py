@@ -67,6 +67,19 @@ def test_a_prompt_is_that_of_transformers(template: str, chat: list[dict[str, An
         ("{{ 'a' * 10000000000 }}", "makes over 8388608 characters"),
         ("{{ [1] * 10000000000 }}", "makes over 8388608 characters"),
         ("{{ 9 ** 9 ** 9 ** 9 }}", "cannot use"),
+        ("{{ '%9999999999d' % 1 }}", "a width of four digits"),
+        ("{{ '%*d' % (9999999999, 1) }}", "or of another value"),
+        ("{{ '{:9999999999}'.format(1) }}", "a width of four digits"),
+        ("{{ '{:{}}'.format(1, 9999999999) }}", "or of another value"),
+        ("{{ 'a'.ljust(9999999999) }}", "unsafe"),
+        ("{{ 'a'.zfill(9999999999) }}", "unsafe"),
+        ("{{ 'a\n'|indent(9999999999) }}", "makes over 8388608 characters"),
+        ("{{ ('a' * 9999)|replace('a', 'a' * 9999) }}", "makes over 8388608 characters"),
+        ("{{ ('a' * 9999).replace('a', 'a' * 9999) }}", "makes over 8388608 characters"),
+        ("{{ ('a' * 9999)|join('a' * 9999) }}", "makes over 8388608 characters"),
+        ("{{ ('a' * 9999).join('a' * 9999) }}", "makes over 8388608 characters"),
+        ("{{ [1]|tojson(indent=9999999999) }}", "cannot indent by over 16"),
+        ("{% set n = namespace(x=9) %}{% for a in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}", "256 bits"),
         ("{{ messages[0].__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{% set n = namespace() %}{% set n.__class__ = 1 %}", "cannot set '__class__'"),
@@ -78,6 +91,21 @@ def test_a_prompt_is_that_of_transformers(template: str, chat: list[dict[str, An
 def test_a_template_has_limits(template: str, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         ChatTemplate(template, {}).render([{"role": "user", "content": "hi"}], {})
+
+
+def test_a_template_formats_joins_and_replaces() -> None:
+    template = (
+        "{{ '%s in 2024 **%03d**' % ('a', 5) }} {{ 'b: {} {:>3}'.format(1, 2) }} {{ 'xax'.replace('a', 'b') }} "
+        "{{ 'xax'|replace('x', 'y', 1) }} {{ messages|join(', ', attribute='role') }} {{ ', '.join(['c', 'd']) }}"
+    )
+    found = ChatTemplate(template, {}).render([{"role": "user"}, {"role": "assistant"}], {})
+    assert found == "a in 2024 **005** b: 1   2 xbx yax user, assistant c, d"
+
+
+@pytest.mark.parametrize("name", ["batch(99999999)", "center(99999999)", "format(1)", "slice(99999999)", "urlize"])
+def test_filters_that_make_any_number_of_characters_are_unknown(name: str) -> None:
+    with pytest.raises(InvalidArchive, match="No filter named"):
+        ChatTemplate("{{ 'a'|" + name + " }}", {})
 
 
 def test_a_text_that_is_not_a_template_is_refused() -> None:
