@@ -91,7 +91,7 @@ class Ingot(Contestant):
     def command(self, start: Start) -> list[str]:
         slo = [] if start.slo_ms is None else ["--slo", f"{start.slo_ms:g}ms"]
         ports = ["--http-port", str(start.port), "--grpc-port", str(start.grpc_port)]
-        source = ["serve", f"{start.model.name}:1", "--store", str(start.model.store), "--device", "cpu"]
+        source = ["serve", *start.model.source, "--device", "cpu"]
         return [sys.executable, "-m", "ingot", *source, *ports, *slo, *self.options]
 
 

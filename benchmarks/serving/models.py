@@ -100,6 +100,11 @@ class Model:
         self.store = folder / "store"
         self._folder = folder
 
+    @property
+    def source(self) -> list[str]:
+        """The arguments of ``ingot serve`` that name it."""
+        return [f"{self.name}:1", "--store", str(self.store)]
+
     @cached_property
     def samples(self) -> list[dict[str, Array]]:
         """The inputs by their numbers, without the batch dimension."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.serving import __main__, client, docs, goals, loads, pairs, report
+from benchmarks.serving import __main__, client, docs, goals, loads, pairs, python_models, report
 from benchmarks.serving.contestants import PEERS, ROOT, CompiledIngot, Peer, contestants
 from benchmarks.serving.loads import Load
 from benchmarks.serving.models import Model, model
@@ -273,3 +273,26 @@ def test_every_peer_has_a_server_and_the_files_say_what_it_needs() -> None:
 def test_the_batch_does_not_change_the_answers_of_exact_models(tiny: Model) -> None:
     x = np.stack([sample["x"] for sample in tiny.samples])
     assert np.array_equal(tiny.session().run(None, {"x": x})[0], tiny.expected)
+
+
+@pytest.mark.matrix
+def test_the_same_class_is_measured_in_other_servers(build: Path, require_tool: RequireTool) -> None:
+    """Every answer is compared; FastAPI stands for the peers, which share its way to load the class."""
+    require_tool("wrk")
+    found = {
+        (name, "json"): [python_models.measure(name, "json", python_models.Empty(), build, 0.3)]
+        for name in ("ingot", "fastapi")
+    }
+    header, rule, row = python_models.table(found)
+    assert row.startswith("| ingot / fastapi | json | ")
+    assert header.count("|") == rule.count("|") == row.count("|") == 7
+
+
+def test_figures_of_a_python_model_are_ratios_of_one_round() -> None:
+    def pair(cpu: float) -> python_models.Pair:
+        return Load(10, 1e6 / cpu, 1.0, 2.0, 0, 2 * cpu), Load(10, 1e6 / cpu, 1.0, 2.0, 0, cpu)
+
+    found = {("mosec", "json"): [pair(50), pair(100), pair(50)], ("ingot", "json"): [pair(40), pair(70), pair(60)]}
+    assert python_models.table({**found, ("mosec", "binary"): [pair(1)]})[2:] == [
+        "| ingot / mosec | json | 1.25 (0.83-1.43) | 1.00 (1.00-1.00) | 0.80 (0.70-1.20) | 0.80 (0.70-1.20) |"
+    ]

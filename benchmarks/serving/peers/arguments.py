@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import runpy
 import socket
 
 import numpy as np
@@ -64,9 +65,30 @@ class Engine:
         return sample
 
 
+class PythonClass(Engine):
+    """The only class of a file, with ``predict`` and its tensors as ``ingot serve`` reads them: one in, one out."""
+
+    def __init__(self, path):
+        [kind] = (found for found in runpy.run_path(path).values() if hasattr(found, "predict"))
+        self.model = kind()
+        self.inputs = dict(map(_declared, kind.inputs))
+        [self.output] = dict(map(_declared, kind.outputs))
+
+    def run(self, arrays):
+        return self.model.predict(arrays)[self.output]
+
+
+def _declared(text):
+    """Return the name, datatype and shape without the batch of a tensor: ``x:float32[batch,64]``."""
+    name, dtype, shape = text.rstrip("]").replace("[", ":").split(":")
+    return name, (np.dtype(dtype), tuple(map(int, shape.split(",")[1:])))
+
+
 def engine():
-    """Return the function that runs the file ``BENCHMARK_MODEL``: an ONNX model, or a PyTorch program."""
+    """Return the runner of the file ``BENCHMARK_MODEL``: an ONNX model, a PyTorch program, or a class in Python."""
     path = os.environ["BENCHMARK_MODEL"]
+    if path.endswith(".py"):
+        return PythonClass(path)
     if not path.endswith(".pt2"):
         return Engine(path)
     from program import Program

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from arguments import Engine, parse
+from arguments import engine, parse
 
 if __name__ == "__main__":
     options = parse()
@@ -21,7 +21,7 @@ import numpy as np
 @bentoml.service(workers=1, traffic={"timeout": 60}, metrics={"enabled": False}, logging={"access": {"enabled": False}})
 class Served:
     def __init__(self):
-        self.engine = Engine()
+        self.engine = engine()
 
     @bentoml.api(batchable=True, max_batch_size=int(os.environ["BENCHMARK_BATCH"]), max_latency_ms=1000)
     def predict(self, x: np.ndarray) -> np.ndarray:

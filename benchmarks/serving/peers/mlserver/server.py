@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from arguments import Engine, parse
+from arguments import engine, parse
 
 if __name__ == "__main__":
     options = parse()
@@ -36,7 +36,7 @@ from mlserver.types import InferenceResponse
 
 class Served(MLModel):
     async def load(self):
-        self.engine = Engine()
+        self.engine = engine()
         return True
 
     async def predict(self, payload):

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from arguments import Engine, free_ports, parse
+from arguments import engine, free_ports, parse
 
 # Without it TorchServe writes several lines for each request.
 LOGGING = """<Configuration><Appenders><Console name="out"/></Appenders>
@@ -59,7 +59,7 @@ def handle(data, context):
     """Answer a batch: rows of JSON, which TorchServe has parsed or not, or raw bytes."""
     global _engine
     if _engine is None:
-        _engine = Engine()
+        _engine = engine()
     if data is None:
         return None
     bodies = [row.get("body") if row.get("body") is not None else row.get("data") for row in data]
