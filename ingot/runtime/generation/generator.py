@@ -176,7 +176,8 @@ class Generator:
         if step.chunks:
             read = sum(chunk.tokens.size for chunk in step.chunks)
             self._read.inc(read)
-            self._reused.inc(self._policy.reused - self._reused.value)
+            self._reused.inc(self._policy.reused)
+            self._policy.reused = 0
             self._reading.observe(reading)
             self._learn(read, reading)
         if step.tokens.size:

@@ -63,11 +63,6 @@ class Sampling:
                 bounds = f"from {least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
                 raise InvalidArgument(f"'{each.name}' is {quoted(value)}; it must be {bounds}")
 
-    @property
-    def penalizes(self) -> bool:
-        """Whether the choice depends on the tokens before."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 100),

@@ -26,16 +26,16 @@ from tests.runtime.waiting import wait_until
 PROMPT = np.array([5, 6, 7])
 
 
-def made(folder: Path, **settings: object) -> Model:
+def made(folder: Path, metrics: Metrics | None = None, **settings: object) -> Model:
     folder.mkdir(exist_ok=True)
     chosen = Settings(isolate="none", **settings)  # type: ignore[arg-type]
     archive = Archive.open(decoders.archive(folder)).unpacked()
-    return Model("decoder", "1", ModelSource.of_archive(archive, chosen, "decoder"), ServingTerms(chosen))
+    return Model("decoder", "1", ModelSource.of_archive(archive, chosen, "decoder"), ServingTerms(chosen), metrics)
 
 
 @contextlib.asynccontextmanager
-async def loaded(folder: Path, **settings: object) -> AsyncIterator[Model]:
-    model = made(folder, **settings)
+async def loaded(folder: Path, metrics: Metrics | None = None, **settings: object) -> AsyncIterator[Model]:
+    model = made(folder, metrics, **settings)
     model.load()
     try:
         yield model
@@ -205,3 +205,14 @@ def test_a_decoder_that_chooses_other_tokens_is_not_served(tmp_path: Path, monke
     monkeypatch.setattr(decoders, "greedy", lambda *given: [*right(*given)[:-1], 0])
     with pytest.raises(IngotError, match="does not reproduce its golden tokens: token 7 of golden case 0"):
         made(tmp_path).load()
+
+
+async def test_a_model_that_is_loaded_again_goes_on_counting_tokens(tmp_path: Path) -> None:
+    metrics, counted = Metrics(), []
+    request = GenerationRequest(prompt=np.arange(2, 42), max_tokens=2)
+    for _ in range(2):
+        async with loaded(tmp_path, metrics) as model:
+            await read(model.generate(request))
+            await read(model.generate(request))
+        counted.append([metrics.tokens.labels("decoder", "1", kind).value for kind in ("prompt", "reused", "answer")])
+    assert counted == [[41, 39, 4], [82, 78, 8]]
