@@ -90,7 +90,7 @@ def test_the_tokens_are_those_of_generate(tmp_path: Path, family: str) -> None:
     from ingot.export.decoder.pipeline import export_decoder
     from tests.export.decoder import tiny
 
-    grouped = {} if family.startswith("gpt") else {"num_key_value_heads": 2}
+    grouped: dict[str, Any] = {} if family.startswith("gpt") else {"num_key_value_heads": 2}
     model = tiny.save(tmp_path / "original", family, **grouped)
     path = tmp_path / "decoder.ingot"
     export_decoder(tmp_path / "original", name="decoder").save(path)
