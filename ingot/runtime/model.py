@@ -453,7 +453,8 @@ class Model:
     @property
     def last_use(self) -> float:
         """When the last batch or the last response from the cache was ready: seconds of a monotonic clock, or 0."""
-        cache, batch = self._cache, self.last_batch
+        cache, dispatcher = self._cache, self._dispatcher
+        batch = None if dispatcher is None else dispatcher.last_batch
         return max(0.0 if batch is None else batch.ended, 0.0 if cache is None else cache.last_hit)
 
     @property
@@ -522,8 +523,9 @@ class Model:
 
     @property
     def last_batch(self) -> BatchTimes | None:
-        """The last batch that ran; None before the first."""
-        return None if (dispatcher := self._dispatcher) is None else dispatcher.last_batch
+        """The last batch that ran; None before the first, and of a decoder, whose answers take many steps."""
+        dispatcher = self._dispatcher
+        return None if dispatcher is None or self.generation is not None else dispatcher.last_batch
 
     def submit_step(self, step: Step, request: Request) -> Submitted:
         """Submit a request of a sequence; see :meth:`Sequences.submit`."""

@@ -91,7 +91,7 @@ class Policy:
 
     Attributes:
         share: most tokens of prompts that a step reads while it extends rows, for which these wait.
-        reused: tokens of prompts that were not read, since another row held them; who counts them sets it to 0.
+        reused: tokens of prompts that were not read, since another row held them; its reader resets it.
     """
 
     def __init__(self, slots: int, context: int, vocab: int, limits: Limits):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ingot.errors import InvalidArgument, InvalidField
 from ingot.model_store import Generation
+from ingot.protocol.context import CONTEXT
 from ingot.runtime.generation.requests import Finished, GenerationRequest, Stream, Token
 from ingot.runtime.model import Model
 from ingot.server.plane.counters import Counters
@@ -95,6 +97,8 @@ def prompt_ids(decoder: Decoder, text: str, field: str) -> list[int]:
 async def pieces(decoder: Decoder, wanted: Wanted, counters: Counters) -> AsyncGenerator[Piece]:
     """Yield the pieces of an answer; to close this frees the row at once.
 
+    The answer is reported to the observer of the current request, if it has one; see :func:`note`.
+
     Args:
         decoder: the model.
         wanted: the prompt.
@@ -103,11 +107,34 @@ async def pieces(decoder: Decoder, wanted: Wanted, counters: Counters) -> AsyncG
     Raises:
         IngotError: the request is refused, or fails behind its first pieces.
     """
-    with counters.request():
+    with counters.request(), _observed(decoder.model):
         stream = decoder.model.generate(wanted.request)
         async with contextlib.aclosing(stream):
             async for piece in _read(stream, Detokenizer(decoder.texts.tokens), StopTexts(wanted.stops)):
                 yield piece
+
+
+def note(answers: int) -> None:
+    """Note how many answers of a decoder the current request asks for, if it is observed."""
+    context = CONTEXT.get()
+    if context is not None and context.observer is not None:
+        context.submitted = time.perf_counter()
+        context.rows, context.inferences = context.rows + answers, context.inferences + answers
+
+
+@contextlib.contextmanager
+def _observed(model: Model) -> Iterator[None]:
+    context = CONTEXT.get()
+    if context is None or context.observer is None:
+        yield
+        return
+    context.model, context.version, failed = model.name, model.version, True
+    try:
+        yield
+        failed = False
+    finally:
+        if context.observer is not None:
+            context.observer.answered(context, None, failed=failed)
 
 
 async def merged(answers: Sequence[AsyncGenerator[Piece]]) -> AsyncGenerator[tuple[int, Piece]]:
@@ -116,6 +143,7 @@ async def merged(answers: Sequence[AsyncGenerator[Piece]]) -> AsyncGenerator[tup
     Raises:
         IngotError: one of them fails, which ends the others.
     """
+    note(len(answers))
     queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
 
     async def read(index: int, answer: AsyncGenerator[Piece]) -> None:

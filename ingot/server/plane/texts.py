@@ -18,7 +18,7 @@ from ingot.protocol.requests import InferRequest, InferResponse, Route, priority
 from ingot.runtime.generation.requests import GenerationRequest
 from ingot.runtime.model import Model
 from ingot.server.net import compression
-from ingot.server.plane.completion import AT_ONCE, Decoder, Wanted, decoder_of, pieces, prompt_ids
+from ingot.server.plane.completion import AT_ONCE, Decoder, Wanted, decoder_of, note, pieces, prompt_ids
 from ingot.server.plane.counters import Counters
 from ingot.server.plane.fields import Fields
 from ingot.server.plane.sampling import choosing
@@ -60,6 +60,7 @@ async def answers(
         IngotError: as for :func:`pieces`.
     """
     prompt = await _read(decoder, request, streamed=True)
+    note(1)
     async with contextlib.aclosing(pieces(decoder, prompt.wanted, counters)) as found:
         async for piece in found:
             yield prompt.response(piece.text), bool(piece.reason)
@@ -91,14 +92,7 @@ class TextTicket:
             outcome = prompt.response(prompt.before + "".join(found))
         except Exception as error:  # noqa: BLE001 - the boundary of one request
             outcome = public_error(error, f"a request to model {decoder.model.name} failed")
-        self._observe(decoder, request, failed=isinstance(outcome, IngotError))
         attempt("a reply failed", reply, outcome)
-
-    def _observe(self, decoder: Decoder, request: InferRequest, *, failed: bool) -> None:
-        context, model = request.context, decoder.model
-        if context is not None and context.observer is not None:
-            context.model, context.version = model.name, model.version
-            context.observer.answered(context, model.last_batch, failed=failed)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,16 +27,16 @@ from tests.runtime.waiting import wait_until
 PROMPT = np.array([5, 6, 7])
 
 
-def made(folder: Path, metrics: Metrics | None = None, **settings: object) -> Model:
+def made(folder: Path, *, metrics: Metrics | None = None, **settings: Any) -> Model:
     folder.mkdir(exist_ok=True)
-    chosen = Settings(isolate="none", **settings)  # type: ignore[arg-type]
+    chosen = Settings(isolate="none", **settings)
     archive = Archive.open(decoders.archive(folder)).unpacked()
     return Model("decoder", "1", ModelSource.of_archive(archive, chosen, "decoder"), ServingTerms(chosen), metrics)
 
 
 @contextlib.asynccontextmanager
-async def loaded(folder: Path, metrics: Metrics | None = None, **settings: object) -> AsyncIterator[Model]:
-    model = made(folder, metrics, **settings)
+async def loaded(folder: Path, *, metrics: Metrics | None = None, **settings: Any) -> AsyncIterator[Model]:
+    model = made(folder, metrics=metrics, **settings)
     model.load()
     try:
         yield model
@@ -195,7 +196,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_remedy(tmp_path: Path, mo
         ({"states": {"prompt": "tokens"}}, "a decoder keeps its own cache"),
     ],
 )
-def test_what_cannot_run_a_decoder_is_refused(tmp_path: Path, settings: dict[str, object], message: str) -> None:
+def test_what_cannot_run_a_decoder_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(Unsupported, match=message):
         made(tmp_path, **settings).load()
 
@@ -211,7 +212,7 @@ async def test_a_model_that_is_loaded_again_goes_on_counting_tokens(tmp_path: Pa
     metrics, counted = Metrics(), []
     request = GenerationRequest(prompt=np.arange(2, 42), max_tokens=2)
     for _ in range(2):
-        async with loaded(tmp_path, metrics) as model:
+        async with loaded(tmp_path, metrics=metrics) as model:
             await read(model.generate(request))
             await read(model.generate(request))
         counted.append([metrics.tokens.labels("decoder", "1", kind).value for kind in ("prompt", "reused", "answer")])

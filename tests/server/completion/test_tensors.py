@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +20,7 @@ from ingot import RunningServer
 from ingot.errors import InvalidArgument
 from tests.runtime.generation import decoders
 from tests.server.completion import written
+from tests.server.test_observation import Lines
 from tests.support import RunIngot, succeeded
 
 PROMPT = "hello there"
@@ -138,3 +141,26 @@ def test_curl_gets_a_text_and_a_stream(server: RunningServer) -> None:
     assert json.loads(whole)["choices"][0]["text"] == written.text(PROMPT, 5)
     events = subprocess.run([*command, json.dumps(body | {"stream": True})], capture_output=True, text=True, check=True)
     assert events.stdout.endswith("data: [DONE]\n\n")
+
+
+def test_the_access_log_names_the_model_that_wrote(tmp_path: Path) -> None:
+    handler, logger = Lines(), logging.getLogger("ingot.access")
+    logger.addHandler(handler)
+    name, common = written.NAME, {"max_tokens": 4}
+    stream = {"text_input": PROMPT, **common}
+    with ingot.serve(str(written.archive(tmp_path)), http_port=0, grpc_port=0, isolate="none", access_log="all") as own:
+        with httpx.Client(base_url=own.http_url, trust_env=False, timeout=60) as http:
+            http.post("/v1/completions", json={"model": name, "prompt": PROMPT, "n": 3, **common}).raise_for_status()
+            assert streamed(http, **stream)
+            http.post(f"{PATH}/generate", json=stream).raise_for_status()
+            assert http.post("/v1/completions", json={"model": name, "prompt": [10_000]}).status_code == 400
+        with tritonclient.grpc.InferenceServerClient(own.grpc_url.partition("//")[2]) as client:
+            given, answers = tritonclient.grpc.InferInput("text", [1], "BYTES"), queue.Queue[Any]()
+            given.set_data_from_numpy(texts())
+            client.start_stream(lambda result, error: answers.put(error))
+            client.async_stream_infer(name, [given], parameters=common)
+            client.stop_stream()
+    logger.removeHandler(handler)
+    found = [(line.get("model"), line.get("version"), line.get("rows")) for _, line in handler.lines]
+    assert found == [(name, "1", 3), (name, "1", 1), (name, "1", 1), (None, None, None), (name, "1", 1)]
+    assert not any("queue_ms" in line for _, line in handler.lines)
