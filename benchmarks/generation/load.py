@@ -26,9 +26,9 @@ class Asked:
     tokens: int
 
 
-def asked(count: int) -> list[Asked]:
+def asked(count: int, seed: int = 0) -> list[Asked]:
     """Return requests of mixed lengths, the same in every run."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     return [
         Asked(random.integers(300, VOCAB, random.integers(*_PROMPT)).tolist(), int(random.integers(*_ANSWER)))
         for _ in range(count)

@@ -44,6 +44,8 @@ class Original:
         torch.set_num_threads(threads)
         self._model = _typed(transformers.AutoModelForCausalLM).from_pretrained(folder).eval()
         self._config = _typed(transformers.GenerationConfig)
+        # Without limits the cache takes most of the memory, and its allocation longer than the answers.
+        self._cache = _typed(transformers.ContinuousBatchingConfig)(num_blocks=64, max_batch_tokens=256)
 
     def rate(self, way: str, work: Sequence[Asked], clients: int) -> Rate:
         """Return the rate of the tokens that were asked for; 0 if this way does not run here."""
@@ -70,13 +72,19 @@ class Original:
             self._generate([each.prompt for each in batch], max(each.tokens for each in batch))
 
     def continuous(self, work: Sequence[Asked], clients: int) -> None:
-        """Answer all requests by ``generate_batch``, whose answers have one length: that of each group."""
-        for tokens in sorted({each.tokens for each in work}):
-            prompts = [each.prompt for each in work if each.tokens == tokens]
-            config = self._config(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-            found = self._model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
-            if len(found) != len(prompts):
-                raise RuntimeError(f"{len(found)} of {len(prompts)} requests were answered")
+        """Answer all requests by the manager behind ``generate_batch``, which itself gives all answers one length."""
+        config = self._config(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        with self._model.continuous_batching_context_manager(
+            generation_config=config, continuous_batching_config=self._cache, block=True, timeout=5, warmup=False
+        ) as manager:
+            for each in work:
+                manager.add_request(each.prompt, max_new_tokens=each.tokens)
+            wanted, made = sum(each.tokens for each in work), 0
+            while made < wanted and manager.is_running():
+                found = manager.get_result(timeout=1)
+                made += len(found.generated_tokens) if found else 0
+        if made != wanted:
+            raise RuntimeError(f"{made} of {wanted} tokens were made")
 
     def _generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
         longest = max(map(len, prompts))
