@@ -2,8 +2,8 @@
 
 A process loads the model ``tiny``, and passes the bytes of 32 clients, which each wait for their answers, to the
 server's connections as the event loop would (``connections.py``). The kernel and the event loop's part of sockets are
-left out. Of many short measurements the least counts, so that other work of the machine changes little: differences of
-a twentieth show, which no measurement of a whole server shows on a shared machine.
+left out. Of many short measurements the least counts, so that other work of the machine changes less than in a
+measurement of a whole server. Repeat a run before a difference of under a fifth counts on a busy machine.
 
 A version is a commit, a folder (``.`` is this tree), or a compiled wheel, which counts twice, compiled and as source.
 They run in turn; the least of the rounds is shown, and divided by that of the first version. ``refused`` are requests
