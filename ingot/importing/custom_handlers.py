@@ -19,6 +19,7 @@ from ingot.importing.members import Members
 from ingot.importing.record import Consent, CustomHandler, Imported
 from ingot.runtime.engines.python import requirements
 from ingot.runtime.engines.python.torchserve.handler import CONFIG, batch_size
+from ingot.runtime.engines.python.torchserve.ts.mlflow import FLAVOR, MODEL, is_pickled
 from ingot.runtime.engines.python.torchserve.ts.sagemaker import SCRIPT
 from ingot.runtime.engines.python.torchserve.ts.text_handler import VOCABULARY
 
@@ -28,9 +29,13 @@ DEFAULT = {
     "object_detector": "ObjectDetector",
     "text_classifier": "TextClassifier",
     "sagemaker": "SageMaker",
+    "mlflow": "MLflow",
 }
-"""The classes of TorchServe's own handlers and SageMaker's, which an archive's file derives from."""
-_NEEDED = {"text_classifier": VOCABULARY, "sagemaker": SCRIPT}
+"""The classes of TorchServe's own handlers, SageMaker's and MLflow's, which an archive's file derives from."""
+_NEEDED = {"text_classifier": VOCABULARY, "sagemaker": SCRIPT, "mlflow": MODEL}
+_OTHERS = {SCRIPT: f"SageMaker's {SCRIPT}", MODEL: f"MLflow's {MODEL}, whose model is a pickle or code"}
+# Of MLflow, which adds itself to the requirements of each model.
+_MLFLOW = ("mlflow", "mlflow-skinny")
 _FILE, _CODE = "default_handler.py", "from ts.torch_handler.{0} import {1}\n\n\nclass Default({1}):\n    pass\n"
 _MAX_TEXT = 1 << 20
 # Settings in a model's configuration, and the options of `ingot serve` that correspond to them.
@@ -66,6 +71,7 @@ def read(members: Members, base: str, model: MarModel, folder: Path, consent: Co
     if archive.default:
         (folder / archive.file).write_text(_CODE.format(archive.handler, archive.default))
     if config:
+        (folder / CONFIG).parent.mkdir(exist_ok=True)
         (folder / CONFIG).write_text(json.dumps(config))
     pins, _ = archive.requirements()
     return Imported(
@@ -80,7 +86,7 @@ def read(members: Members, base: str, model: MarModel, folder: Path, consent: Co
 def _unconsented(archive: _Archive, consent: Consent) -> Iterator[str]:
     if not consent.allow_code:
         own = "TorchServe's handler" if archive.default else "its own handler,"
-        own = f"SageMaker's {SCRIPT}" if archive.needed == SCRIPT else f"{own} '{archive.handler}'"
+        own = _OTHERS.get(archive.needed, f"{own} '{archive.handler}'")
         files = f"{archive.needed}, a pickle, and " if archive.needed.endswith(".pt") else ""
         yield (
             f"{archive.path} has {own}: {files}Python code, which an engine process runs; "
@@ -150,7 +156,7 @@ class _Archive:
                     f"the manifest names '{name[:200]}', which is not in the archive; create it again with "
                     "torch-model-archiver"
                 )
-        if self.default and self.needed != SCRIPT and not (model.serialized_file or model.model_file):
+        if self.default and self.needed not in _OTHERS and not (model.serialized_file or model.model_file):
             yield f"the manifest names no model, which {self.handler} needs; create it again with --serialized-file"
         pins, unpinned = self.requirements()
         if unpinned:
@@ -166,13 +172,18 @@ class _Archive:
         if missing := sorted(self._missing() - stated):
             yield f"the code imports packages that are not installed here: pip install {' '.join(missing)}"
         try:
-            self.config()
+            config = self.config()
         except InvalidArgument as error:
             yield str(error)
+        else:
+            if self.needed == MODEL and FLAVOR not in _flavors(config):
+                yield f"its {MODEL} has no flavor {FLAVOR}; save the model with a flavor that has one"
 
     def requirements(self) -> tuple[tuple[str, ...], list[str]]:
         """Return the requirements that state a version, ``name==version``, and the lines that state none."""
         pins, unpinned = requirements.parsed(self._text(self._model.requirements_file))
+        if self.needed == MODEL and is_pickled(_flavors(self.config())):
+            pins = tuple(pin for pin in pins if pin.partition("==")[0] not in _MLFLOW)
         return pins, [*unpinned.values()]
 
     def config(self) -> dict[str, Any]:
@@ -198,7 +209,7 @@ class _Archive:
     def _missing(self) -> set[str]:
         """Return the packages that the code imports and that are neither in the archive nor installed."""
         own = {PurePosixPath(name).parts[0].removesuffix(".py") for name in self.names}
-        if self.needed == SCRIPT:  # its folder is in Python's path
+        if self.needed in _OTHERS:  # its folder is in Python's path
             own |= {PurePosixPath(name).stem for name in self.names}
         known = {"ts", *own, *sys.stdlib_module_names}
         sizes = self._members.sizes
@@ -206,6 +217,11 @@ class _Archive:
             self._text(name) for name in self.names if name.endswith(".py") and sizes[self._base + name] <= _MAX_TEXT
         )
         return {name for text in code for name in _imports(text) if name not in known and not _is_installed(name)}
+
+
+def _flavors(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = config.get("flavors")
+    return found if isinstance(found, dict) else {}
 
 
 def _imports(text: str) -> Iterable[str]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from ingot.errors import InvalidArgument, NotFound, missing_package
-from ingot.importing import custom_handlers, formats, handlers, sagemaker, workflows
+from ingot.importing import custom_handlers, formats, handlers, other_servers, workflows
 from ingot.importing.mar_manifest import MANIFEST, MarModel, Record, Workflow
 from ingot.importing.members import Members, documents
 from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
@@ -55,7 +55,7 @@ _M = TypeVar("_M", bound=Record)
 
 
 def candidates(members: Members, scratch: Path, consent: Consent) -> tuple[Candidate, ...]:
-    """Return the model of an archive of TorchServe or SageMaker, or the functions and the pipeline of a workflow.
+    """Return the model of an archive, also of SageMaker or MLflow, or the functions and the pipeline of a workflow.
 
     Args:
         members: its files.
@@ -65,8 +65,8 @@ def candidates(members: Members, scratch: Path, consent: Consent) -> tuple[Candi
     Raises:
         InvalidArgument: it has no valid manifest.
     """
-    if (script := sagemaker.base_of(members)) is not None:
-        return (sagemaker.candidate(members, script, scratch, consent),)
+    if other := other_servers.candidates(members, scratch, consent):
+        return other
     base = _base(members)
     raw = members.read(base + MANIFEST, _MAX_MANIFEST)
     if members.path.suffix.lower() == ".war" or (b'"workflow"' in raw and b'"model"' not in raw):

@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ingot.errors import InvalidArgument, NotFound, write_error
-from ingot.importing import mar, triton
+from ingot.importing import mar, other_servers, triton
 from ingot.importing.mar_manifest import MANIFEST
 from ingot.importing.members import LIMITS, FolderMembers, Limits, Members, reading
 from ingot.importing.record import Candidate, Consent, Imported
 from ingot.importing.unpacking import TarMembers, ZipMembers
 from ingot.model_store.references import name_from
-from ingot.runtime.engines.python.torchserve.ts.sagemaker import SCRIPT
 
 _PROGRAMS = (".pt", ".pth", ".pt2", ".bin", ".safetensors", ".ckpt")
 # The position of the magic bytes of a tar file.
@@ -68,7 +67,7 @@ def _in_place(path: Path) -> tuple[Candidate, ...]:
     if not path.exists():
         raise NotFound(f"there is no file or folder {path}")
     if path.is_dir():
-        packed = (path / MANIFEST).is_file() or (path / SCRIPT).is_file()
+        packed = any((path / name).is_file() for name in (MANIFEST, *other_servers.FILES))
         return () if packed else triton.candidates(path)
     return (_graph(path),) if path.suffix.lower() == ".onnx" else ()
 
@@ -96,5 +95,5 @@ def _members(path: Path, scratch: Path, limits: Limits) -> Members:
     raise InvalidArgument(
         f"{path} cannot be imported: expected an .onnx file, a .mar or .war file of TorchServe (zip or tar), "
         "SageMaker's model.tar.gz with code/inference.py, or a "
-        "folder of TorchServe or Triton"
+        "folder of TorchServe, MLflow or Triton"
     )

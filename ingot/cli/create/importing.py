@@ -86,8 +86,8 @@ def import_model(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A .mar or .war file of TorchServe, SageMaker's model.tar.gz, an .onnx file, or a Triton folder: a "
-            "repository, model or version."
+            help="A .mar or .war file of TorchServe, SageMaker's model.tar.gz, MLflow's folder with MLmodel, an "
+            ".onnx file, or a Triton folder: a repository, model or version."
         ),
     ],
     *,
@@ -104,7 +104,7 @@ def import_model(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Import models from TorchServe, SageMaker or Triton, each proved equal to its source.
+    """Import models from TorchServe, SageMaker, MLflow or Triton, each proved equal to its source.
 
     TorchServe's handlers image_classifier and image_segmenter become steps of the archive. Others are kept as they
     are: with --allow-code, the archive holds their code, which engine processes run. Server settings are not imported;

@@ -16,7 +16,6 @@ from ingot.runtime.engines.python import files
 from ingot.runtime.engines.python.torchserve import answers, ts
 from ingot.runtime.engines.python.torchserve.rows import BODY, HEAD, REQUEST, unpacked
 from ingot.runtime.engines.python.torchserve.ts.context import Context
-from ingot.runtime.engines.python.torchserve.ts.sagemaker import SageMaker
 from ingot.runtime.engines.python.torchserve.ts.util import PredictionException, list_classes_from_module
 
 log = logging.getLogger("torchserve")
@@ -84,7 +83,7 @@ class HandlerModel:
             )
         handler = classes[0]()
         handler.initialize(self._context)
-        self._raw = isinstance(handler, SageMaker)
+        self._raw = getattr(handler, "raw", False) is True
         return cast("Entry", handler.handle)
 
     def _failure(self, error: Exception) -> HandlerFailed:

@@ -20,6 +20,7 @@ _HANDLERS = (
     "base_handler",
     "image_classifier",
     "image_segmenter",
+    "mlflow",
     "object_detector",
     "sagemaker",
     "text_classifier",

@@ -30,6 +30,8 @@ _UNSUPPORTED = 415
 class SageMaker:
     """Calls the functions of a script; those that it lacks are the containers' own. Bodies reach it as bytes."""
 
+    raw = True
+
     def initialize(self, context: Context) -> None:
         """Import the script, and load its model."""
         import torch
