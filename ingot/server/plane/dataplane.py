@@ -35,7 +35,7 @@ from ingot.server.net import compression
 from ingot.server.observation.observer import Observer
 from ingot.server.plane.counters import Counters
 from ingot.server.plane.recorder import Recorder
-from ingot.server.plane.texts import TextTicket, listed_signature, text_decoder
+from ingot.server.plane.texts import TextTicket, check_parameters, listed_signature, text_decoder
 from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.outputs import AT_ONCE, Deliveries
 from ingot.server.triton.shared_memory import SharedMemory
@@ -261,6 +261,7 @@ class ModelRoute(Route):
                 f"model '{model.name}' has a decoupled transaction policy: it answers a request several times. Send it "
                 "by ModelStreamInfer over gRPC, to .../generate_stream, or with 'stream': true to /models/..."
             )
+        check_parameters(model, template.parameters)
         self.model = model
         self.timeout = timeout_of(template.parameters)
         self.priority = priority_of(template.parameters)

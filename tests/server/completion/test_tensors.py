@@ -164,3 +164,17 @@ def test_the_access_log_names_the_model_that_wrote(tmp_path: Path) -> None:
     found = [(line.get("model"), line.get("version"), line.get("rows")) for _, line in handler.lines]
     assert found == [(name, "1", 3), (name, "1", 1), (name, "1", 1), (None, None, None), (name, "1", 1)]
     assert not any("queue_ms" in line for _, line in handler.lines)
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_tokens", 2), ("temperature", 1.0), ("anything", 1)])
+def test_a_request_for_tokens_refuses_parameters_that_it_would_ignore(
+    http: httpx.Client, name: str, value: float
+) -> None:
+    ids = written.ids(PROMPT)
+    tensor = {"name": "prompt", "shape": [len(ids)], "datatype": "INT64", "data": ids}
+    body = {"inputs": [tensor], "parameters": {"timeout": 60_000_000}}
+    assert http.post(f"{PATH}/infer", json=body).status_code == 200
+    body["parameters"] = {name: value}
+    answer = http.post(f"{PATH}/infer", json=body)
+    assert answer.status_code == 400
+    assert f"parameter '{name}' is for prompts as text" in answer.json()["error"]
