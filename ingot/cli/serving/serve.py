@@ -19,6 +19,7 @@ from ingot.cli.completion import references
 from ingot.cli.options import StoreOption
 from ingot.cli.settings import ConfigOption, chosen, with_settings
 from ingot.errors import InvalidArgument
+from ingot.tasks import Generating
 
 if TYPE_CHECKING:
     from ingot.tensors import Array, Signature, TensorSpec
@@ -83,6 +84,7 @@ _SHOWN_VALUES = 128
 _SHOWN_BYTES = 4096
 """Length of the JSON in such a command, where an example may hold long texts."""
 _RAW = "Inference-Header-Content-Length: 0"
+_WRITING: Generating = "text-generation"
 
 
 @contextlib.contextmanager
@@ -151,8 +153,7 @@ def print_addresses(server: Any) -> None:
     """Print the models, addresses and changed settings of a running server, and a command to try."""
     # With print: the first requests would wait while rich is imported.
     for model in server.repository:
-        task = "" if model.steps is None else model.steps.task
-        facts = ", ".join(dict.fromkeys(filter(None, (model.variant, model.device, task))))
+        facts = ", ".join(dict.fromkeys(filter(None, (model.variant, model.device, _task(model)))))
         print(f"{model.name} version {model.version} ({facts}) is ready")
     if summary := server.config.summary:
         print(f"with  {summary}")
@@ -169,6 +170,12 @@ def print_addresses(server: Any) -> None:
     if any(commands):
         print(f"try   {next(filter(None, commands))}")
     print("Ctrl-C stops", flush=True)
+
+
+def _task(model: Any) -> str:
+    if getattr(model, "generation", None) is not None:
+        return _WRITING
+    return "" if model.steps is None else str(model.steps.task)
 
 
 def curl(url: str, model: Any) -> str:
