@@ -225,37 +225,53 @@ class Rows:
         return np.concatenate(found)
 
     def together(self, answers: Sequence[Answer]) -> list[Array]:
-        """Return the same of several answers whose rows run at once, each at its own length."""
-        starts = [self._prompt(answer, 1) for answer in answers]
-        cache = {name: np.concatenate([own[name] for _, own in starts]) for name in starts[0][1]}
-        found = [[logits] for logits, _ in starts]
-        for index in range(max(len(answer.tokens) for answer in answers) - 1):
-            tokens = [answer.tokens[min(index, len(answer.tokens) - 1)] for answer in answers]
-            lengths = [len(answer.prompt) + min(index, len(answer.tokens) - 1) for answer in answers]
+        """Return the same of several answers whose rows run at once, each at its own length.
+
+        The prompts are read in one call, padded; by the last token of each the rows are extended, as servers do.
+        """
+        cache = self._prompts([answer.prompt for answer in answers])
+        found: list[list[Array]] = [[] for _ in answers]
+        for index in range(max(len(answer.tokens) for answer in answers)):
+            steps = [min(index, len(answer.tokens) - 1) for answer in answers]
+            tokens = [[answer.prompt[-1], *answer.tokens][step] for answer, step in zip(answers, steps, strict=True)]
+            lengths = [len(answer.prompt) - 1 + step for answer, step in zip(answers, steps, strict=True)]
             logits, cache = self._step(np.array(tokens)[:, None], lengths, cache)
             for row, own in enumerate(found):
                 own.append(logits[row : row + 1])
         return [np.concatenate(own[: len(answer.tokens)]) for own, answer in zip(found, answers, strict=True)]
 
-    def _prompt(self, answer: Answer, parts: int) -> tuple[Array, dict[str, Array]]:
+    def _cache(self, rows: int) -> dict[str, Array]:
         declared = self._generation
-        shape = (1, declared.kv_heads, self._capacity, declared.head_size)
-        cache = {spec.name: np.zeros(shape, np.float32) for spec in declared.caches}
-        start = 0
+        shape = (rows, declared.kv_heads, self._capacity, declared.head_size)
+        return {spec.name: np.zeros(shape, np.float32) for spec in declared.caches}
+
+    def _prompts(self, prompts: Sequence[Array]) -> dict[str, Array]:
+        """Return the cache behind prompts that are read in one call, padded on the right."""
+        lengths = [len(prompt) for prompt in prompts]
+        ids = np.stack([np.pad(prompt, (0, max(lengths) - len(prompt))) for prompt in prompts])
+        return self._step(ids, [0] * len(prompts), self._cache(len(prompts)), lengths)[1]
+
+    def _prompt(self, answer: Answer, parts: int) -> tuple[Array, dict[str, Array]]:
+        cache, start = self._cache(1), 0
         for part in np.array_split(answer.prompt, min(parts, len(answer.prompt))):
             logits, cache = self._step(part[None], [start], cache)
             start += len(part)
         return logits, cache
 
-    def _step(self, ids: Array, starts: Sequence[int], cache: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        """Return logits [rows, vocab] and the cache after new tokens ``ids`` [rows, new] at the places ``starts``."""
+    def _step(
+        self, ids: Array, starts: Sequence[int], cache: dict[str, Array], ends: Sequence[int] | None = None
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return logits [rows, vocab] and the cache after new tokens ``ids`` [rows, new] at the places ``starts``.
+
+        Rows end at ``ends``; the tokens behind are padding.
+        """
         positions = np.array(starts)[:, None] + np.arange(ids.shape[1])
-        lengths = positions[:, -1].astype(np.int32)
+        lengths = positions[:, -1].astype(np.int32) if ends is None else np.array(ends, np.int32) - 1
         inputs = {
             "input_ids": ids,
             "position_ids": positions,
             "lengths": lengths,
-            "total": lengths.max(keepdims=True) + 1,
+            "total": positions[:, -1].max(keepdims=True).astype(np.int32) + 1,
         }
         found = self._run.run({**inputs, **cache})
         return found["logits"], {name: found[name.replace("past_key_values", "present")] for name in cache}

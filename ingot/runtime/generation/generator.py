@@ -173,11 +173,12 @@ class Generator:
 
     def _count(self, step: Step, reading: float, extending: float, choosing: float) -> None:
         """Observe the stages of a step."""
+        policy = self._policy
+        self._read.inc(policy.read)
+        self._reused.inc(policy.reused)
+        policy.read = policy.reused = 0
         if step.chunks:
             read = sum(chunk.tokens.size for chunk in step.chunks)
-            self._read.inc(read)
-            self._reused.inc(self._policy.reused)
-            self._policy.reused = 0
             self._reading.observe(reading)
             self._learn(read, reading)
         if step.tokens.size:
@@ -261,7 +262,7 @@ class _Answer:
     @property
     def waiting(self) -> bool:
         """Whether nothing of it runs yet."""
-        return not self.row.read
+        return self.row.waiting
 
     def take(self, event: Event, now: float) -> None:
         """Pass a token on, and end the answer with the last one."""
@@ -280,10 +281,10 @@ class _Answer:
             self._settle(error)
 
     def cancel(self) -> None:
-        """Drop the request, as its client left."""
+        """Drop the request, as its client left, or has the tokens that it wants."""
         if not self.done:
             self.done, self._reply = True, ignore
-            self._owner.left(self, None)
+            self._owner.left(self, {} if self._stream.enough else None)
 
     def _settle(self, outcome: Outcome) -> None:
         self.done = True

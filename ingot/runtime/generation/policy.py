@@ -1,17 +1,21 @@
 """What each step of a decoder does: which rows it extends, and which parts of prompts it reads.
 
 The policy has no clock, thread or engine. Its rows are those of the engine's cache, kept compact: all but the last one
-hold their whole prompt and are extended in each step. The last one may hold a part of its prompt.
+are extended by a token in each step. The last one may hold too small a part of its prompt for that.
+
+A prompt is read without its last token, by which its row is then extended, with the others, in the same step: so the
+graph needs to return no logits of prompts that are read together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from ingot.errors import InvalidArgument
+from ingot.report.units import counted
 from ingot.runtime.engines.decoder.step import KNOBS, Choice, Chosen, Chunk, Move, Step
 from ingot.runtime.generation.prefixes import Prefixes
 from ingot.runtime.generation.requests import GenerationRequest, Token
@@ -31,13 +35,14 @@ class Row:
         request: the prompt, and how it is continued.
         most: most tokens of the answer.
         seed: of its random numbers.
-        read: tokens of the prompt in the cache.
+        read: tokens of the prompt in the cache, without the last one.
         answer: the tokens so far.
         over: whether its row is to be freed before the next step.
+        waiting: whether it has no row yet.
         entry: its place in the queue, and its client.
     """
 
-    __slots__ = ("answer", "entry", "knobs", "most", "over", "read", "request", "seed")
+    __slots__ = ("answer", "entry", "knobs", "most", "over", "read", "request", "seed", "waiting")
 
     def __init__(self, request: GenerationRequest, most: int, seed: int):
         self.request = request
@@ -47,23 +52,29 @@ class Row:
         self.read = 0
         self.answer: list[int] = []
         self.over = False
+        self.waiting = True
         nbytes = request.prompt.nbytes
         self.entry = Entry({}, 1, ignore, 0.0, (), priority=request.priority, nbytes=nbytes, client=request.client)
 
     @property
     def entering(self) -> bool:
-        """Whether a part of its prompt is not in the cache."""
-        return self.read < self.request.prompt.size
+        """Whether more than the last token of its prompt is not in the cache."""
+        return self.read < self.request.prompt.size - 1
+
+    @property
+    def latest(self) -> int:
+        """The last token, which is not in the cache."""
+        return self.answer[-1] if self.answer else int(self.request.prompt[-1])
 
     @property
     def length(self) -> int:
-        """Tokens in the cache: the latest token of the answer is not."""
-        return self.read + max(0, len(self.answer) - 1)
+        """Tokens in the cache."""
+        return self.read + len(self.answer)
 
     @property
     def held(self) -> Array:
         """The tokens in the cache."""
-        return np.concatenate([self.request.prompt[: self.read], np.array(self.answer[:-1], np.int64)])
+        return np.concatenate([self.request.prompt, np.array(self.answer, np.int64)])[: self.length]
 
     @property
     def choice(self) -> Choice:
@@ -91,12 +102,13 @@ class Policy:
 
     Attributes:
         share: most tokens of prompts that a step reads while it extends rows, for which these wait.
+        read: tokens of prompts that were read; its reader resets it.
         reused: tokens of prompts that were not read, since another row held them; its reader resets it.
     """
 
     def __init__(self, slots: int, context: int, vocab: int, limits: Limits):
         self.share = MOST_READ
-        self.reused = 0
+        self.read = self.reused = 0
         self._slots = slots
         self._context = context
         self._vocab = vocab
@@ -154,18 +166,19 @@ class Policy:
         if most < 1 or count + most > self._context:
             wanted = "" if request.max_tokens is None else f", and 'max_tokens' {most} more"
             raise InvalidArgument(
-                f"the prompt has {count} tokens{wanted}; together they may have {self._context}: shorten the prompt, "
-                "lower 'max_tokens', or raise --context of the server if the model knows more positions"
+                f"the prompt has {counted(count, 'token')}{wanted}; together they may have {self._context}: shorten "
+                "the prompt, lower 'max_tokens', or raise --context of the server if the model knows more positions"
             )
         return most
 
     def cancel(self, row: Row) -> None:
         """Drop a request that waits, or free its row before the next step."""
         row.over = True
-        if row.entry in self._waiting:
+        if row.waiting:
             self._dequeue(row)
 
     def _dequeue(self, row: Row) -> None:
+        row.waiting = False
         self._clients.remove(row.entry)
         del self._waiting[row.entry]
         self._nbytes -= row.entry.nbytes
@@ -173,20 +186,23 @@ class Policy:
     def plan(self) -> Step | None:
         """Return the next step; None if there is nothing to do."""
         moves = self._leave()
-        extended = [row for row in self._rows if not row.entering]
-        chunks = self._enter(self.share if extended else MOST_READ, moves)
-        ended = [self._rows[chunk.row] for chunk in chunks if chunk.last]
+        chunks = self._enter(self.share if any(not row.entering for row in self._rows) else MOST_READ, moves)
         if not self._rows:
             return None
-        self._stepping = [*extended, *ended]
-        wanted = [row.request.logprobs for row in self._stepping if row.request.logprobs is not None]
+        extended = self._stepping = [row for row in self._rows if not row.entering]
+        self.read += sum(chunk.tokens.size for chunk in chunks) + sum(not row.answer for row in extended)
+        wanted = [row.request.logprobs for row in extended if row.request.logprobs is not None]
+        choices, top = [row.choice for row in extended], max(wanted, default=-1)
+        if len(self._rows) == len(chunks) == len(choices) == 1:  # a prompt alone needs one call
+            whole = Chunk(0, chunks[0].start, extended[0].request.prompt[chunks[0].start :])
+            return Step(moves=moves, chunks=[whole], choices=choices, top=top)
         return Step(
             moves=moves,
             chunks=chunks,
-            tokens=np.array([row.answer[-1] for row in extended], np.int64),
+            tokens=np.array([row.latest for row in extended], np.int64),
             lengths=np.array([row.length for row in extended], np.int64),
-            choices=[row.choice for row in self._stepping],
-            top=max(wanted, default=-1),
+            choices=choices,
+            top=top,
         )
 
     def _leave(self) -> list[Move]:
@@ -214,30 +230,42 @@ class Policy:
 
         The beginning of a prompt that another row holds is copied, by a further move.
         """
-        chunks: list[Chunk] = []
+        begun: dict[Row, int] = {}
         while budget:
-            if not (self._rows and self._rows[-1].entering):
-                if len(self._rows) == self._slots or not self._waiting:
-                    break
-                row, place = self._waiting[self._clients.first()], len(self._rows)
-                source, row.read = self._prefixes.find(row.request, self._rows)
-                if row.read and source in {chunk.row for chunk in chunks}:
-                    row.read = 0
-                    break  # it is copied in the next step, when the other row has read it
-                if row.read and source != place:
-                    moves.append(Move(source, place, row.read))
-                self.reused += row.read
-                self._dequeue(row)
-                self._rows.append(row)
+            if not (self._rows and self._rows[-1].entering) and not self._admit(begun, moves):
+                break
             row = self._rows[-1]
-            tokens = row.request.prompt[row.read : row.read + budget]
-            chunks.append(
-                Chunk(len(self._rows) - 1, row.read, tokens, row.read + tokens.size == row.request.prompt.size)
-            )
-            row.read += tokens.size
-            budget -= tokens.size
-            self._clients.charge(row.entry, tokens.size)
-        return chunks
+            begun[row] = row.read
+            row.read = min(row.read + budget, row.request.prompt.size - 1)
+            budget -= row.read - begun[row]
+            self._clients.charge(row.entry, row.read - begun[row])
+        self._sort([row for row, start in begun.items() if not (start or row.entering)])
+        places = [(place, row) for place, row in enumerate(self._rows) if begun.get(row, row.read) < row.read]
+        return [Chunk(place, begun[row], row.request.prompt[begun[row] : row.read]) for place, row in places]
+
+    def _admit(self, begun: Mapping[Row, int], moves: list[Move]) -> bool:
+        """Give a row to the next request that waits; return whether there is one, and it can begin in this step."""
+        if len(self._rows) == self._slots or not self._waiting:
+            return False
+        row, place = self._waiting[self._clients.first()], len(self._rows)
+        source, count = self._prefixes.find(row.request, self._rows)
+        if count and source < place:
+            other = self._rows[source]
+            if begun.get(other, other.read) < other.read:
+                return False  # it is copied in the next step, when the other row has read it
+        if count and source != place:
+            moves.append(Move(source, place, count))
+        row.read = count
+        self.reused += count
+        self._dequeue(row)
+        self._rows.append(row)
+        return True
+
+    def _sort(self, rows: Sequence[Row]) -> None:
+        """Exchange rows whose whole prompts a step reads, so that adjacent ones have similar lengths."""
+        places = sorted(map(self._rows.index, rows))
+        for place, row in zip(places, sorted(rows, key=lambda row: row.read), strict=True):
+            self._rows[place] = row
 
     def finish(self, chosen: Chosen) -> list[Event]:
         """Return the tokens of the step that has run; rows whose answers they end are free for the next step."""

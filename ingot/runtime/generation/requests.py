@@ -167,11 +167,13 @@ class Stream:
         request: the request.
         pending: what the model has accepted.
         count: tokens so far.
+        enough: whether its reader has dropped the rest, as the answer is complete without it.
     """
 
     request: GenerationRequest
     pending: Submitted | None = None
     count: int = 0
+    enough: bool = False
     _ready: deque[Token | Finished] = field(default_factory=deque)
     _ended: bool = False
     _error: IngotError | None = None
@@ -201,6 +203,11 @@ class Stream:
         self._ended = True
         if self.pending is not None:
             self.pending.cancel()
+
+    async def stop(self) -> None:
+        """Drop the rest of the answer, which is complete without it: the request counts as answered."""
+        self.enough = True
+        await self.aclose()
 
     def put(self, token: Token) -> None:
         """Add a token."""

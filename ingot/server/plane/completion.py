@@ -186,7 +186,7 @@ async def _read(stream: Stream, text: Detokenizer, stops: StopTexts) -> AsyncGen
             count += 1
             ready += stops.add(text.add(item.id))
             if stops.found:
-                await stream.aclose()  # a slow client reads this piece later
+                await stream.stop()  # a slow client reads this piece later
                 yield Piece(ready, tokens, "stop", count)
                 return
         if ready:

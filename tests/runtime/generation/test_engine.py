@@ -9,9 +9,9 @@ import pytest
 
 from ingot.runtime.dispatch.output_check import OutputCheck
 from ingot.runtime.engines.decoder.engine import DecoderEngine
-from ingot.runtime.engines.decoder.step import SIGNATURE
+from ingot.runtime.engines.decoder.step import SIGNATURE, chunks_of, grouped
 from ingot.runtime.generation import offline
-from ingot.runtime.generation.requests import GenerationRequest
+from ingot.runtime.generation.requests import GREEDY, GenerationRequest, Sampling
 from ingot.tensors import Array, check_inputs
 from tests.runtime.generation import decoders
 
@@ -43,6 +43,25 @@ def test_answers_that_share_steps_are_those_of_each_prompt_alone(engine: Decoder
     expected = [decoders.greedy(each.prompt.tolist(), each.max_tokens or 0, (7, 8, 9)) for each in asked]
     assert found == expected
     assert len({len(tokens) for tokens in found}) > 5
+
+
+def test_prompts_that_are_read_in_one_call_have_the_tokens_of_each_alone(engine: DecoderEngine) -> None:
+    random = np.random.default_rng(2)
+    asked = [
+        GenerationRequest(prompt=random.integers(2, decoders.VOCAB, size), max_tokens=12, sampling=sampling)
+        for size in (9, 12, 20, 5, 14, 3, 1, 28)
+        for sampling in (GREEDY, Sampling(repetition_penalty=1.3))
+    ]
+    calls: list[list[int]] = []
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        calls.extend([chunk.tokens.size for chunk in group] for group in grouped(chunks_of(inputs)))
+        return engine.run(inputs)
+
+    found = offline.answers(run, decoders.options(), asked)
+    assert sum(len(call) > 1 and len({*call}) > 1 for call in calls) >= 3
+    assert found == [offline.answers(engine.run, decoders.options(), [each])[0] for each in asked]
+    assert found[::2] == [decoders.greedy(each.prompt.tolist(), 12) for each in asked[::2]]
 
 
 def test_the_model_has_a_gap_that_makes_equal_tokens_meaningful() -> None:

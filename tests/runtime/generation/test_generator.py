@@ -88,6 +88,16 @@ async def test_a_client_that_leaves_frees_its_row(tmp_path: Path) -> None:
         assert (await read(waiting))[1] == Finished("length", 3, 2)
 
 
+async def test_an_answer_that_its_reader_ends_counts_as_answered(tmp_path: Path) -> None:
+    async with loaded(tmp_path) as model:
+        for end, answered in ((Stream.stop, 1), (Stream.aclose, 1)):
+            stream = model.generate(GenerationRequest(prompt=PROMPT))
+            await anext(stream)
+            await end(stream)
+            statistics = model.statistics()
+            assert (statistics.answered.count, statistics.failed.count, model.in_flight) == (answered, 0, 0)
+
+
 async def test_a_deadline_ends_a_stream_with_one_error(tmp_path: Path) -> None:
     async with loaded(tmp_path) as model:
         stream = model.generate(GenerationRequest(prompt=PROMPT, timeout=0.005))

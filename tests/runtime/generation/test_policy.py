@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument, Unavailable
-from ingot.runtime.engines.decoder.step import Chosen, Step
+from ingot.runtime.engines.decoder.step import Chosen, Step, grouped
 from ingot.runtime.generation.policy import MOST_READ, Policy, Row
 from ingot.runtime.generation.requests import GenerationRequest
 from ingot.runtime.scheduling.limits import Limits
@@ -33,7 +33,7 @@ class Lists:
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = [[] for _ in range(SLOTS)]
-        self.steps = 0
+        self.steps = self.calls = self.chunks = self.padding = 0
 
     def run(self, step: Step) -> Chosen:
         self.steps += 1
@@ -41,16 +41,25 @@ class Lists:
             assert len(self.rows[source]) >= length
             self.rows[target] = self.rows[source][:length]
         tokens = []
+        for group in grouped(step.chunks):
+            width = max(len(chunk.tokens) for chunk in group)
+            assert [chunk.row for chunk in group] == [*range(group[0].row, group[0].row + len(group))]
+            assert len(group) == 1 or not any(chunk.start for chunk in group)
+            self.padding += sum(width - len(chunk.tokens) for chunk in group)
+            self.calls += 1
         for chunk in step.chunks:
+            self.chunks += 1
             assert len(self.rows[chunk.row]) >= chunk.start
             del self.rows[chunk.row][chunk.start :]
             self.rows[chunk.row] += chunk.tokens.tolist()
         for row, (token, length) in enumerate(zip(step.tokens, step.lengths, strict=True)):
-            assert len(self.rows[row]) == length
+            assert len(self.rows[row]) >= length
+            del self.rows[row][length:]
             self.rows[row].append(int(token))
             tokens.append(following(self.rows[row]))
-        assert not {chunk.row for chunk in step.chunks} & {*range(len(step.tokens))}
-        tokens += [following(self.rows[chunk.row]) for chunk in step.chunks if chunk.last]
+        if not len(step.tokens) and step.choices:
+            (chunk,) = step.chunks
+            tokens.append(following(self.rows[chunk.row]))
         assert len(tokens) == len(step.choices)
         return chosen(tokens)
 
@@ -86,7 +95,7 @@ def test_random_arrivals_and_cancellations_disturb_no_row(seed: int) -> None:
             found[served.offer(request(prompt, drawn.randint(1, 20), client=drawn.randrange(3)), 0)] = []
         if (step := served.plan()) is None:
             continue
-        if len(step.tokens):
+        if any(row.answer for row in served.rows):
             assert sum(len(chunk.tokens) for chunk in step.chunks) <= served.share
         assert len(served.rows) <= SLOTS
         assert [row.entering for row in served.rows[:-1]] == [False] * (len(served.rows) - 1)
@@ -99,6 +108,8 @@ def test_random_arrivals_and_cancellations_disturb_no_row(seed: int) -> None:
             assert event.row not in dropped
             found[event.row] += [] if event.token is None else [event.token.id]
     assert len(dropped) > 3
+    assert engine.calls <= engine.chunks
+    assert engine.padding <= 16 * (engine.chunks - engine.calls)
     assert served.reused > 30
     for row, tokens in found.items():
         expected = answer(row.request.prompt.tolist(), row.most)
@@ -125,14 +136,32 @@ def test_a_long_prompt_is_read_in_parts_while_others_are_answered() -> None:
     served.finish(engine.run(first))
     served.share = 8
     served.offer(request([2] * 30, 4), 0)
-    parts = []
+    parts: list[int] = []
     for _ in range(4):
         step = served.plan()
         assert step is not None
-        assert len(step.tokens) == 1
+        assert len(step.tokens) == (2 if len(parts) == 3 else 1)
         parts += [len(chunk.tokens) for chunk in step.chunks]
         served.finish(engine.run(step))
-    assert parts == [8, 8, 8, 6]
+    assert parts == [8, 8, 8, 5]  # by the last token the row is extended
+
+
+def test_prompts_that_enter_together_are_read_together_if_that_costs_less() -> None:
+    served, engine = policy(), Lists()
+    rows = [served.offer(request([index] * size, 1), 0) for index, size in enumerate((40, 3, 39, 2, 38))]
+    step = served.plan()
+    assert step is not None
+    assert [[len(chunk.tokens) for chunk in group] for group in grouped(step.chunks)] == [[1, 2], [37, 38, 39]]
+    assert len(served.finish(engine.run(step))) == len(rows)
+
+
+def test_a_prompt_alone_is_read_with_its_last_token() -> None:
+    served = policy()
+    served.offer(request([1, 2, 4], 2), 0)
+    step = served.plan()
+    assert step is not None
+    assert (step.chunks[0].tokens.tolist(), len(step.tokens), len(step.choices)) == ([1, 2, 4], 0, 1)
+    assert served.read == 3
 
 
 def test_equal_prompts_are_read_once_and_a_clients_own_alone() -> None:
@@ -143,12 +172,14 @@ def test_equal_prompts_are_read_once_and_a_clients_own_alone() -> None:
     while (step := served.plan()) is not None:
         read += sum(len(chunk.tokens) for chunk in step.chunks)
         tokens += len(served.finish(engine.run(step)))
-    assert read == 2 * 36 + 2 * 1  # all but the last token, of which the first of the answer follows
+    assert read == 2 * 35  # by the last token each row is extended
+    assert (served.read, served.reused) == (2 * 36 + 2 * 1, 2 * 35)
     assert tokens == 2 * len(rows)
     again = served.offer(request([*prompt, *rows[3].answer[:1], 5], 1, client=2), 0)
     step = served.plan()
     assert step is not None
-    assert again.read - len(step.chunks[0].tokens) in (0, 36, 37)
+    assert step.chunks[0].start in (0, 36, 37)
+    assert again.read == 37
 
 
 def test_clients_enter_by_least_use() -> None:
@@ -168,6 +199,8 @@ def test_requests_that_cannot_be_answered_are_refused() -> None:
         served.offer(request([1] * 60, 5), 0)
     with pytest.raises(InvalidArgument, match="has 64 tokens; together they may have 64"):
         served.offer(request([1] * 64), 0)
+    with pytest.raises(InvalidArgument, match="has 1 token, and 'max_tokens' 64 more; together"):
+        served.offer(request([1], 64), 0)
     with pytest.raises(InvalidArgument, match="the token 50; the model knows those from 0 to 49"):
         served.offer(request([1, 50]), 0)
     served.offer(request([1]), 0)

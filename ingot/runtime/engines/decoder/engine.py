@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ingot.errors import EngineTimeout, InternalError, InvalidArgument, Unavaila
 from ingot.report.units import size
 from ingot.runtime.engines.decoder import sampling
 from ingot.runtime.engines.decoder.options import DecoderOptions
-from ingot.runtime.engines.decoder.step import SIGNATURE, Chunk, chunks_of
+from ingot.runtime.engines.decoder.step import SIGNATURE, Chunk, chunks_of, grouped
 from ingot.runtime.engines.engine import BaseEngine, Capabilities
 from ingot.runtime.engines.ort import ort_arena, ort_session
 from ingot.runtime.machine import devices, memory
@@ -82,7 +82,7 @@ class DecoderEngine(BaseEngine):
         names = [f"{layer}.{part}" for layer in range(options["layers"]) for part in ("key", "value")]
         self._cache = {name: np.zeros(shape, np.float32) for name in names}
         self._history = np.zeros((slots, context), np.int32)
-        self._logits = np.zeros((slots + 1, options["vocab"]), np.float32)  # the last row is that of parts of prompts
+        self._logits = np.zeros((slots, options["vocab"]), np.float32)
         # Of the rows that are extended: token, position, length.
         self._inputs: dict[str, Array] = {
             "input_ids": np.zeros((slots, 1), np.int64),
@@ -114,23 +114,18 @@ class DecoderEngine(BaseEngine):
             self._move(*move)
         rows, chunks = len(inputs["tokens"]), chunks_of(inputs)
         began = time.perf_counter()
-        ended = [chunk.row for chunk in chunks if chunk.last]
-        for chunk in chunks:
-            self._read(chunk, rows + ended.index(chunk.row) if chunk.last else len(self._logits) - 1)
+        for group in grouped(chunks):
+            self._read(group)
         read = time.perf_counter()
         if rows:
             self._extend(inputs["tokens"], inputs["lengths"])
         extended = time.perf_counter()
-        lengths = [
-            *(inputs["lengths"] + 1).tolist(),
-            *(chunk.end for chunk in chunks if chunk.last),
-        ]
-        places = [*range(rows), *ended]
+        lengths = inputs["lengths"] + 1 if rows else [chunk.end for chunk in chunks]
 
-        def history(choice: int) -> tuple[Array, int]:
-            return self._history[places[choice], : lengths[choice]], int(inputs["drawn"][choice, 1])
+        def history(row: int) -> tuple[Array, int]:
+            return self._history[row, : lengths[row]], int(inputs["drawn"][row, 1])
 
-        chosen = sampling.choose(self._logits[: len(places)], inputs, history)
+        chosen = sampling.choose(self._logits[: len(inputs["knobs"])], inputs, history)
         seconds = np.array([read - began, extended - read, time.perf_counter() - extended])
         return {**chosen, "seconds": seconds}
 
@@ -139,20 +134,26 @@ class DecoderEngine(BaseEngine):
             buffer[target, :, :count] = buffer[source, :, :count]
         self._history[target, :count] = self._history[source, :count]
 
-    def _read(self, chunk: Chunk, place: int) -> None:
-        """Read a part of a prompt into its row; the logits of its last token go to a place."""
-        row, start, end = chunk.row, chunk.start, chunk.end
-        self._history[row, start:end] = chunk.tokens
-        io = self._bound.get((row, -1)) or self._bind(row, -1)
+    def _read(self, group: Sequence[Chunk]) -> None:
+        """Read a part of a prompt, or the beginnings of several, padded on the right, into their rows.
+
+        What padding writes into the cache is behind a row's length, and is replaced before it is read.
+        """
+        first, rows, end = group[0].row, len(group), max(chunk.end for chunk in group)
+        start = group[0].start
+        ids = np.zeros((rows, end - start), np.int64)
+        for own, chunk in zip(ids, group, strict=True):
+            self._history[chunk.row, start : chunk.end] = own[: chunk.tokens.size] = chunk.tokens
+        io = self._bound.get((first, -rows)) or self._bind(first, -rows)
         given = {
-            "input_ids": np.ascontiguousarray(chunk.tokens[None]),
-            "position_ids": np.arange(start, end, dtype=np.int64)[None],
-            "lengths": np.array([end - 1], np.int32),
+            "input_ids": ids,
+            "position_ids": np.tile(np.arange(start, end, dtype=np.int64), (rows, 1)),
+            "lengths": np.array([chunk.end - 1 for chunk in group], np.int32),
             "total": np.array([end], np.int32),
         }
         for name, array in given.items():
             io.bind_cpu_input(name, array)
-        _bind_output(io, "logits", self._logits[place : place + 1])
+        _bind_output(io, "logits", self._logits[:rows])
         self._call(io)
 
     def _extend(self, tokens: Array, lengths: Array) -> None:
@@ -165,9 +166,10 @@ class DecoderEngine(BaseEngine):
         self._call(self._bound.get((0, rows)) or self._bind(0, rows))
 
     def _bind(self, first: int, rows: int) -> Any:
-        """Return a binding to a part of the cache: of the first rows with all that they read, or (-1) of one row."""
-        count = abs(rows)
-        io = self._bound[first, rows] = self._session.io_binding()
+        """Return a binding to rows of the cache: to extend the first ones, with all that they read, or (-n) to read."""
+        count, io = abs(rows), self._session.io_binding()
+        if rows >= -1:  # groups of prompts are rarely the same again
+            self._bound[first, rows] = io
         for name, buffer in self._cache.items():
             part = buffer[first : first + count]
             _bind_input(io, f"past_key_values.{name}", part)
