@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.reliability import chaos, decoders, generator, soak
+from benchmarks.reliability import chaos, decoders, generator, python_faults, soak
 from benchmarks.reliability.generator import Shape, finish, start
 from benchmarks.reliability.memory import growth
 from benchmarks.serving.processes import LOAD_CORE
@@ -179,6 +179,15 @@ def test_mutated_files() -> None:
     assert found["faults"] == []
     assert found["answers"]["colour: 200"]
     assert found["answers"]["level: 400"]
+    assert found["neighbour"]["ratio"] > 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_a_model_in_python_that_ends(fault: str) -> None:
+    found = python_faults.measure(fault, 5)
+    assert found["restarts"]
+    assert found["recovered"]
     assert found["neighbour"]["ratio"] > 0
 
 
