@@ -38,6 +38,8 @@ _OTHERS = {SCRIPT: f"SageMaker's {SCRIPT}", MODEL: f"MLflow's {MODEL}, whose mod
 _MLFLOW = ("mlflow", "mlflow-skinny")
 _FILE, _CODE = "default_handler.py", "from ts.torch_handler.{0} import {1}\n\n\nclass Default({1}):\n    pass\n"
 _MAX_TEXT = 1 << 20
+# Levels of YAML: PyYAML takes seconds for thousands.
+_DEEPEST = 50
 # Settings in a model's configuration, and the options of `ingot serve` that correspond to them.
 _OPTIONS = {
     "minWorkers": "--instances {}",
@@ -111,14 +113,30 @@ def mapping(text: str, called: str) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise missing_package("PyYAML", f"reading {called}", "deploy") from error
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise ValueError("it has aliases")
+        _check_yaml(yaml.scan(text))
         found = json.loads(json.dumps(yaml.safe_load(text) or {}))
         if not isinstance(found, dict):
             raise ValueError("it is not a mapping")
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{called} is not valid: {one_line(error)}") from error
     return found
+
+
+def _check_yaml(tokens: Iterable[Any]) -> None:
+    """Refuse what takes much memory or time to read; it is found while the tokens are read, which stops there.
+
+    Raises:
+        ValueError: there are aliases, or the values are nested deeply.
+    """
+    depth = 0
+    for token in tokens:
+        kind = type(token).__name__
+        if kind == "AliasToken":
+            raise ValueError("it has aliases")
+        depth += kind.endswith(("SequenceStartToken", "MappingStartToken"))
+        depth -= kind.endswith(("SequenceEndToken", "MappingEndToken", "BlockEndToken"))
+        if depth > _DEEPEST:
+            raise ValueError(f"its values are nested more than {_DEEPEST} deep")
 
 
 class _Archive:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from ingot.errors import InvalidArgument, NotFound, missing_package
 from ingot.importing import custom_handlers, formats, handlers, other_servers, workflows
-from ingot.importing.mar_manifest import MANIFEST, MarModel, Record, Workflow
+from ingot.importing.mar_manifest import MANIFEST, WORKFLOW, MarModel, Record, Workflow
 from ingot.importing.members import Members, documents
 from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
 from ingot.model_store import ServingDefaults
@@ -67,9 +67,9 @@ def candidates(members: Members, scratch: Path, consent: Consent) -> tuple[Candi
     """
     if other := other_servers.candidates(members, scratch, consent):
         return other
-    base = _base(members)
-    raw = members.read(base + MANIFEST, _MAX_MANIFEST)
-    if members.path.suffix.lower() == ".war" or (b'"workflow"' in raw and b'"model"' not in raw):
+    base, manifest = _base(members)
+    raw = members.read(base + manifest, _MAX_MANIFEST)
+    if manifest == WORKFLOW:
         workflow = _manifest(_WorkflowManifest, members, raw).workflow
         return workflows.candidates(members, base, workflow, scratch, consent)
     found = _manifest(_Manifest, members, raw).model
@@ -78,10 +78,15 @@ def candidates(members: Members, scratch: Path, consent: Consent) -> tuple[Candi
     return (Candidate(str(members.path), name_from(found.model_name), version, reader.read, called=found.model_name),)
 
 
-def _base(members: Members) -> str:
-    """Return the prefix of the manifest's path: tar files have a folder with the model's name."""
-    found = [name.removesuffix(MANIFEST) for name in members.sizes if f"/{name}".endswith(f"/{MANIFEST}")]
-    shallow = [base for base in found if base.count("/") <= 1]
+def _base(members: Members) -> tuple[str, str]:
+    """Return the manifest's path in two parts: tar files have a folder with the model's name before it."""
+    found = [
+        (name.removesuffix(manifest), manifest)
+        for name in members.sizes
+        for manifest in (MANIFEST, WORKFLOW)
+        if f"/{name}".endswith(f"/{manifest}")
+    ]
+    shallow = [each for each in found if each[0].count("/") <= 1]
     if not shallow:
         raise InvalidArgument(
             f"{members.path} is not a model archive of TorchServe: it has no {MANIFEST}; convert a plain saved model "

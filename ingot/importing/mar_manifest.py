@@ -13,6 +13,8 @@ class Record(BaseModel):
 
 
 MANIFEST = "MAR-INF/MANIFEST.json"
+WORKFLOW = "WAR-INF/MANIFEST.json"
+"""The manifest of a workflow; torch-workflow-archiver writes it."""
 
 
 class Workflow(Record):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ingot.errors import InvalidArgument, NotFound, write_error
 from ingot.importing import mar, other_servers, triton
-from ingot.importing.mar_manifest import MANIFEST
+from ingot.importing.mar_manifest import MANIFEST, WORKFLOW
 from ingot.importing.members import LIMITS, FolderMembers, Limits, Members, reading
 from ingot.importing.record import Candidate, Consent, Imported
 from ingot.importing.unpacking import TarMembers, ZipMembers
@@ -67,7 +67,7 @@ def _in_place(path: Path) -> tuple[Candidate, ...]:
     if not path.exists():
         raise NotFound(f"there is no file or folder {path}")
     if path.is_dir():
-        packed = any((path / name).is_file() for name in (MANIFEST, *other_servers.FILES))
+        packed = any((path / name).is_file() for name in (MANIFEST, WORKFLOW, *other_servers.FILES))
         return () if packed else triton.candidates(path)
     return (_graph(path),) if path.suffix.lower() == ".onnx" else ()
 

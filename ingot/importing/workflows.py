@@ -106,6 +106,7 @@ class _Reader:
         model = MarModel(modelName=self.name(node), handler=handler)
         folder = self._scratch / node
         found = custom_handlers.read(self._members, self._base, model, folder, self._consent)
+        (folder / MANIFEST).parent.mkdir(exist_ok=True)
         (folder / MANIFEST).write_text(json.dumps({"model": {"modelName": self.name(node), "handler": handler}}))
         return found
 

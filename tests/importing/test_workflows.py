@@ -64,7 +64,7 @@ dag:
 def war(path: Path, specification: str, **more: Any) -> Path:
     workflow = {"workflowName": "both", "specFile": "wf.yaml", "handler": "functions.py", **more}
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr("MAR-INF/MANIFEST.json", json.dumps({"workflow": workflow}))
+        file.writestr("WAR-INF/MANIFEST.json", json.dumps({"workflow": workflow}))
         file.writestr("wf.yaml", specification)
         file.writestr("functions.py", FUNCTIONS)
     return path
@@ -121,6 +121,7 @@ def test_a_node_of_several_parents_reads_a_row(tmp_path: Path) -> None:
         ("models: {m: {}}\ndag: {m: []}", "the model 'm' has no url"),
         ("dag: [", "wf.yaml in .* is not valid"),
         ("dag: &a {x: [y]}\nmodels: *a", "it has aliases"),
+        ("dag: " + "[" * 20_000, "its values are nested more than 50 deep"),
     ],
 )
 def test_specifications_that_are_none(tmp_path: Path, specification: str, message: str) -> None:

@@ -66,17 +66,20 @@ def test_a_client_that_leaves_frees_its_rows(server: RunningServer, stream: bool
 
 def test_an_engine_process_that_ends_ends_each_stream_with_one_error(server: RunningServer) -> None:
     found: list[list[str]] = []
+    begun = threading.Barrier(3)
 
     def read() -> None:
-        with httpx.stream(
-            "POST", f"{server.http_url}/v1/completions", json={**LONG, "n": 8, "stream": True}, trust_env=False
-        ) as response:
-            found.append([line.removeprefix("data: ") for line in response.iter_lines() if line])
+        url = f"{server.http_url}/v1/completions"
+        with httpx.stream("POST", url, json={**LONG, "stream": True}, timeout=60, trust_env=False) as response:
+            lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+            first = next(lines)
+            begun.wait(timeout=60)
+            found.append([first, *lines])
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    wait_until(lambda: metric(server, "ingot_slots_in_use") == 2)
+    begun.wait(timeout=60)
     for process in engine_processes():
         os.kill(int(process), signal.SIGKILL)
     for reader in readers:
