@@ -4,7 +4,8 @@ A GPT-2 of random weights, 124 million, answers the same requests of mixed lengt
 ``generate()`` of transformers, one request at a time and in batches of as many as there are clients;
 ``generate_batch()`` of transformers, which batches continuously; and the archive of the model behind
 ``/v1/completions``, by clients that each send the next request when the one before is answered. All use the same number
-of threads.
+of threads. The way ``openvino`` has to be named: it is OpenVINO GenAI, whose continuous batching gets all requests at
+once, in its own environment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.generation import served
+from benchmarks.generation import openvino, served
 from benchmarks.generation.load import Rate, asked
 from benchmarks.generation.original import WAYS, Original, save
 
@@ -45,6 +46,8 @@ def main() -> None:
                 if way == "ingot":
                     runs.append(served.run(archive, work, clients, options.threads))
                     found[way].append(runs[-1].rate)
+                elif way == "openvino":
+                    found[way].append(openvino.rate(folder, work, clients, options.threads))
                 else:
                     found[way].append(Original(folder, options.threads).rate(way, work, clients))
                 print(
