@@ -19,7 +19,8 @@ def main() -> None:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs, scheduler.enable_prefix_caching = asked["clients"], False
     scheduler.cache_size = 1  # GB, enough for all requests at a time
-    properties = {"INFERENCE_NUM_THREADS": asked["threads"], "INFERENCE_PRECISION_HINT": "f32"}
+    precisions = dict.fromkeys(("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION"), "f32")
+    properties = {"INFERENCE_NUM_THREADS": asked["threads"], **precisions}
     pipeline = openvino_genai.ContinuousBatchingPipeline(asked["folder"], scheduler, "CPU", properties)
     prompts = [openvino.Tensor(np.array([prompt])) for prompt in asked["prompts"]]
     configs = [_config(tokens) for tokens in asked["tokens"]]
