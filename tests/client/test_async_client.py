@@ -27,7 +27,7 @@ from ingot.errors import (
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
-from tests.server.test_generation import UNTIL_FIVE, serve
+from tests.server.test_decoupled import UNTIL_FIVE, serve
 from tests.server.test_sequences import cancelled, metric
 
 X = np.array([[1, 2, 3]], np.float32)

@@ -28,7 +28,7 @@ from ingot.runtime.engines.python.generators import Ended, Generators
 from ingot.server.torchserve import torchserve_inference_pb2 as inference_pb
 from tests import onnx_models
 from tests.server.outside import wait_until
-from tests.server.test_generation import events, stream
+from tests.server.test_decoupled import events, stream
 from tests.server.test_python_models import engine_processes, serving, source_of, text, wait_ready
 from tests.server.test_sequences import metric
 from tests.server.torchserve.test_grpc import INFERENCE, ask

@@ -18,7 +18,7 @@ from ingot.protocol.regions import refuse
 from ingot.protocol.requests import CLIENT, InferRequest, InferResponse
 from ingot.server.grpc import as_json
 from ingot.server.net import compression
-from ingot.server.plane import generation
+from ingot.server.plane import decoupled
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.server.plane.operations import METHODS, Handler
@@ -166,7 +166,7 @@ class Service:
         try:
             model = self._plane.repository.get(request.model_name, request.model_version)
             decoded = await self._decoded(request)
-            async with contextlib.aclosing(generation.answers(self._plane, decoded, "grpc")) as answers:
+            async with contextlib.aclosing(decoupled.answers(self._plane, decoded, "grpc")) as answers:
                 async for response, last in answers:
                     yield _final(await self._encoded(decoded, response), last and not empty)
         except Exception as error:  # noqa: BLE001 - the boundary of one request

@@ -15,7 +15,7 @@ from ingot.errors import InvalidArgument, ModelFailed, Unsupported, shortened
 from ingot.protocol import json_codec, json_data, json_large
 from ingot.protocol.requests import InferRequest, InferResponse, Template, check_parameters
 from ingot.server.net import compression
-from ingot.server.plane import generation
+from ingot.server.plane import decoupled
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.texts import NAMES, text_decoder
 from ingot.tensors import Array, TensorSpec
@@ -69,7 +69,7 @@ async def answer(plane: DataPlane, request: InferRequest) -> bytes:
         return await _encoded(await plane.infer(request, "http"))
     if template.parameters.get("max_steps") != 1:
         raise Unsupported(f"model '{template.model}' answers a request several times; ask .../generate_stream")
-    async with contextlib.aclosing(generation.answers(plane, request, "http")) as answers:
+    async with contextlib.aclosing(decoupled.answers(plane, request, "http")) as answers:
         async for response, _ in answers:
             return await _encoded(response)
     raise ModelFailed(f"model '{template.model}' has no answer to this request")
@@ -77,7 +77,7 @@ async def answer(plane: DataPlane, request: InferRequest) -> bytes:
 
 async def events(plane: DataPlane, request: InferRequest) -> AsyncGenerator[orjson.Fragment]:
     """Yield each answer as JSON; errors as for :func:`answer`."""
-    async with contextlib.aclosing(generation.answers(plane, request, "http")) as answers:
+    async with contextlib.aclosing(decoupled.answers(plane, request, "http")) as answers:
         async for response, _ in answers:
             yield orjson.Fragment(await _encoded(response))
 

@@ -161,7 +161,9 @@ class DataPlane:
         return await outcome_of(functools.partial(self.submit, request, protocol))
 
     def submit(self, request: InferRequest, protocol: str, reply: Reply) -> Cancellable:
-        """Submit a request, and return at once. Every inference request of this process goes through here.
+        """Submit a request, and return at once. All requests with one answer go through here.
+
+        Generated texts and answers in parts are requests to the model itself: ``decoupled.py``, ``completion.py``.
 
         Args:
             request: the decoded request.

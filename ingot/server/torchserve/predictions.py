@@ -25,7 +25,7 @@ from ingot.server.http.parser import HeaderList, InferHead
 from ingot.server.http.responses import HttpResponse
 from ingot.server.net import compression
 from ingot.server.net.compression import Hold
-from ingot.server.plane import generation
+from ingot.server.plane import decoupled
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.torchserve import handlers
 from ingot.server.torchserve.bodies import Row, parts_of, row_of
@@ -217,6 +217,8 @@ class Predictions:
         if model.platform == PLATFORM:
             headers, query = (detail.headers, detail.query) if detail is not None else ({}, "")
             return _Reading(InferRequest(template, handlers.inputs(parts, headers, query)), model, True, False)
+        if model.generation is not None:
+            raise InvalidArgument(f"model '{model.name}' writes text; ask /v1/completions on the server's own port")
         row = row_of(parts)
         if instances := detail is not None and detail.instances and _has_instances(row):
             found = [inputs_of(model, {BODY: each}) for each in _instances(row)]
@@ -241,7 +243,7 @@ class Predictions:
         """
         reading = self.reading(name, version, parts)
         reading.request.client = client
-        async with aclosing(generation.answers(self._plane, reading.request, "grpc")) as found:
+        async with aclosing(decoupled.answers(self._plane, reading.request, "grpc")) as found:
             async for response, _ in found:
                 many = sum(array.size for array in response.arrays.values()) > _AT_ONCE
                 yield (await compression.run(partial(_encoded, reading, response), in_thread=many)).body

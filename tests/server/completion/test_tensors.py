@@ -21,6 +21,7 @@ from ingot.errors import InvalidArgument
 from tests.runtime.generation import decoders
 from tests.server.completion import written
 from tests.server.test_observation import Lines
+from tests.server.torchserve.conftest import PORTS
 from tests.support import RunIngot, succeeded
 
 PROMPT = "hello there"
@@ -178,3 +179,15 @@ def test_a_request_for_tokens_refuses_parameters_that_it_would_ignore(
     answer = http.post(f"{PATH}/infer", json=body)
     assert answer.status_code == 400
     assert f"parameter '{name}' is for prompts as text" in answer.json()["error"]
+
+
+def test_other_apis_name_the_one_that_writes_text(http: httpx.Client, tmp_path: Path) -> None:
+    embedded = http.post("/v1/embeddings", json={"model": written.NAME, "input": "hello"})
+    assert embedded.status_code == 400
+    assert embedded.json()["error"]["message"].endswith("which writes text; ask /v1/completions")
+    options: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "torchserve": True, "torchserve_ports": PORTS}
+    with ingot.serve(str(written.archive(tmp_path)), slots=1, **options) as server:
+        url = f"{server.torchserve_urls['inference']}/predictions/{written.NAME}"
+        answer = httpx.post(url, data={"data": "hello"}, trust_env=False)
+    assert answer.status_code == 400
+    assert "writes text; ask /v1/completions" in answer.json()["message"]

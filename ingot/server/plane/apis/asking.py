@@ -11,6 +11,7 @@ import numpy as np
 
 from ingot.errors import IngotError, InvalidField, NotFound, quoted
 from ingot.protocol.requests import InferRequest, Template
+from ingot.runtime import Model
 from ingot.server.net import compression
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.fields import Place, in_fields, listed, single
@@ -91,6 +92,8 @@ def with_steps(plane: DataPlane, name: str) -> Served:
     steps = model.steps
     if steps is None:
         _ = model.signature  # of a model that still loads, nothing is known
+        if isinstance(model, Model) and model.generation is not None:
+            raise InvalidField("model", f"is '{name}', which writes text; ask /v1/completions")
         raise InvalidField("model", f"is '{name}', which declares no steps for texts; ask POST /models/{name}")
     return Served(model, steps)
 

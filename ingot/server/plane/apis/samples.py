@@ -13,7 +13,7 @@ from ingot.errors import InvalidArgument, InvalidField, quoted
 from ingot.protocol import json_data
 from ingot.protocol.requests import InferRequest, InferResponse, Template
 from ingot.server.net import compression
-from ingot.server.plane import generation
+from ingot.server.plane import decoupled
 from ingot.server.plane.apis.asking import AT_ONCE
 from ingot.server.plane.fields import Fields, check_count
 from ingot.server.plane.handlers import Call, Events
@@ -58,7 +58,7 @@ async def answer(call: Call, model: ServedModel) -> Any:
 
 
 async def _stream(call: Call, request: InferRequest, *, joined: bool) -> AsyncGenerator[dict[str, Any]]:
-    async with contextlib.aclosing(generation.answers(call.plane, request, "http")) as answers:
+    async with contextlib.aclosing(decoupled.answers(call.plane, request, "http")) as answers:
         async for response, _ in answers:
             for row in _rows(response, joined=joined):
                 yield row
