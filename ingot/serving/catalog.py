@@ -113,7 +113,7 @@ class Catalog:
             if self._pipelines.get(name) is not pipeline:
                 self._list(pipeline)
                 pipeline.publish()
-        self._pipelines, self.complete = made, True
+        self._pipelines = made
         return ended
 
     async def replay_pipelines(self) -> None:

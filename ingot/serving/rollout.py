@@ -111,6 +111,7 @@ class Rollouts:
         for ended in self.repository.serve_pipelines(configs, self._config.runtime):
             self._retired(ended)
         await self.repository.replay_pipelines()
+        self.repository.complete = True
 
     def stop(self) -> None:
         """Follow no alias any longer, and give up changes that are under way."""
