@@ -8,6 +8,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,7 +139,7 @@ async def test_clients_that_leave_and_deadlines_leave_no_slot_in_use(server: Run
 async def test_the_end_of_an_engine_process_ends_each_answer_once(server: RunningServer) -> None:
     prompt = [5, 6, 7]
     async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60) as client:
-        running = [asyncio.ensure_future(ask(client, [*prompt, place])) for place in range(2, 10)]
+        running = [asyncio.ensure_future(ask(client, [*prompt, place])) for place in range(2, 90)]
         await asyncio.to_thread(wait_until, lambda: slots_in_use(server) > 0)
         for process in engine_processes():
             os.kill(int(process), signal.SIGKILL)
@@ -145,17 +147,57 @@ async def test_the_end_of_an_engine_process_ends_each_answer_once(server: Runnin
         failed = [answer for answer in answers if answer.status_code != 200]
         assert failed
         assert all("the engine process of model 'decoder' ended by SIGKILL" in answer.text for answer in failed)
-
-        async def answered() -> bool:
-            again = await ask(client, prompt)
-            return again.status_code == 200 and tokens_of(again) == greedy(prompt)
-
-        for _ in range(200):
-            if await answered():
-                break
-            await asyncio.sleep(0.1)
-        assert await answered()
+        await answered(client, prompt)
     assert slots_in_use(server) == 0
+
+
+@pytest.mark.matrix
+async def test_a_step_that_does_not_end_ends_each_answer_once(path: Path) -> None:
+    before = {*engine_processes()}
+    with ingot.serve(path, http_port=0, grpc_port=0, slots=4, context=CONTEXT, engine_timeout=1) as server:
+        async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60) as client:
+            (process,) = {*engine_processes()} - before
+            running = [asyncio.ensure_future(ask(client, [5, 6, place])) for place in range(2, 90)]
+            await asyncio.to_thread(wait_until, lambda: slots_in_use(server) > 0)
+            os.kill(int(process), signal.SIGSTOP)  # the call neither ends nor can be asked to end
+            answers = await asyncio.gather(*running)
+            assert {*engine_processes()}.isdisjoint({process})
+            failed = [answer for answer in answers if answer.status_code != 200]
+            assert 1 <= len(failed) <= 4
+            assert {answer.status_code for answer in failed} == {504}, failed[0].text
+            (message,) = {answer.json()["error"] for answer in failed}
+            assert message.startswith("the engine call of model 'decoder' took longer than its limit of 1s")
+            await asyncio.to_thread(wait_until, lambda: slots_in_use(server) == 0)
+            await answered(client, [5, 6, 7])
+
+
+async def answered(client: httpx.AsyncClient, prompt: list[int]) -> None:
+    """Wait until a prompt is answered, and check the answer."""
+    for _ in range(200):
+        answer = await ask(client, prompt)
+        if answer.status_code == 200:
+            break
+        await asyncio.sleep(0.1)
+    assert tokens_of(answer) == greedy(prompt)
+
+
+@pytest.mark.matrix
+async def test_reloading_by_the_command_finishes_open_streams(tmp_path: Path) -> None:
+    path, management = decoders.archive(tmp_path), str(tmp_path / "management")
+    with ingot.serve(path, http_port=0, grpc_port=0, management=management, slots=4, context=CONTEXT) as server:
+        prompt = [5, 6, 7]
+        async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60) as client:
+            running = [asyncio.ensure_future(ask(client, [*prompt, place])) for place in range(2, 90)]
+            await asyncio.to_thread(wait_until, lambda: slots_in_use(server) > 0)
+            changed = decoders.GENERATION.model_copy(update={"eos": (2,)})
+            decoders.archive(tmp_path, generation=changed)
+            command = [sys.executable, "-m", "ingot", "server", "reload", "decoder", "--server", management]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert done.stdout.rstrip().endswith("ok")
+            for place, answer in enumerate(await asyncio.gather(*running), start=2):
+                assert tokens_of(answer) == greedy([*prompt, place])
+            assert tokens_of(await ask(client, prompt)) == decoders.greedy(prompt, CONTEXT - 3, (2,))
 
 
 def test_what_does_not_fit_is_refused_with_the_remedy(server: RunningServer, path: Path) -> None:
