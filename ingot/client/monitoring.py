@@ -134,6 +134,24 @@ class CanaryLoad:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecoderLoad:
+    """What a decoder writes. Times are medians of the window in seconds, None without tokens.
+
+    Attributes:
+        slots: answers that are being written.
+        first_token: from a request to its first token, waiting included.
+        between_tokens: from one token of an answer to the next.
+    """
+
+    name: str
+    version: str
+    tokens_per_s: float
+    slots: int
+    first_token: float | None
+    between_tokens: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuLoad:
     """A GPU of the server's machine: bytes of memory that all processes use and that there are, and the share of time
     in which it computed, from 0 to 1; None if it is unknown.
@@ -158,6 +176,7 @@ class ServerLoad:
     models: Sequence[ModelLoad]
     errors: Sequence[Errors]
     canaries: Sequence[CanaryLoad]
+    decoders: Sequence[DecoderLoad]
 
 
 def load(now: Reading, before: Reading, first: Reading) -> ServerLoad:
@@ -180,6 +199,7 @@ def load(now: Reading, before: Reading, first: Reading) -> ServerLoad:
         models=[_model(each, now, before, first) for each in now.models],
         errors=list(_errors(now, first)),
         canaries=list(_canaries(samples)),
+        decoders=list(_decoders(now, before, first)),
     )
 
 
@@ -287,6 +307,22 @@ def _canaries(samples: Samples) -> Iterable[CanaryLoad]:
             dropped=dropped,
             worst_error=("infinite" if math.isinf(worst) else worst) if agreed + differed else None,
             latency_ratio=samples.value("ingot_canary_latency_ratio", **labels),
+        )
+
+
+def _decoders(now: Reading, before: Reading, first: Reading) -> Iterable[DecoderLoad]:
+    for labels, slots in now.samples.of("ingot_slots_in_use"):
+        times = [
+            quantile(now.samples, first.samples, f"ingot_{name}_seconds", 0.5, **labels)
+            for name in ("first_token", "between_tokens")
+        ]
+        yield DecoderLoad(
+            name=labels["model"],
+            version=labels["version"],
+            tokens_per_s=_increase(now, before, "ingot_tokens_total", kind="answer", **labels) / _seconds(now, before),
+            slots=int(slots),
+            first_token=times[0],
+            between_tokens=times[1],
         )
 
 

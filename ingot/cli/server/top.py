@@ -174,7 +174,7 @@ def _print(title: str, found: ServerLoad) -> None:
 
 
 def _lines(title: str, found: ServerLoad) -> list[str]:
-    """Return the header, and the lines about candidates and errors."""
+    """Return the header, and the lines about candidates, decoders and errors."""
     parts = [title]
     if found.started is not None:
         parts.append(f"up {_age(time.time() - found.started)}")
@@ -194,6 +194,11 @@ def _lines(title: str, found: ServerLoad) -> list[str]:
         lines.append(
             f"{canary.name}:{canary.version}  {share}: {canary.agreed:,} answers agreed, {canary.differed:,} differed, "
             f"{canary.dropped:,} dropped{worst}{ratio}"
+        )
+    for decoder in found.decoders:
+        lines.append(
+            f"{decoder.name}:{decoder.version}  tokens/s {_count(decoder.tokens_per_s)}, first token "
+            f"{_time(decoder.first_token)}, then {_time(decoder.between_tokens)} each, slots in use {decoder.slots:,}"
         )
     for error in sorted(found.errors, key=lambda each: (-each.recent, -each.count)):
         recent = f" (+{error.recent:,} in {WINDOW:g} s)" if error.recent else ""

@@ -38,6 +38,11 @@ function numbers(model, now, before) {
     p50: latency(0.5), p99: latency(0.99),
     queue: difference(now.metrics, [], "ingot_queued_requests", labels),
     rows: calls ? delta("ingot_batch_size_sum") / calls : null,
+    slots: difference(now.metrics, [], "ingot_slots_bytes", labels)
+      ? difference(now.metrics, [], "ingot_slots_in_use", labels) : null,
+    tokens: delta("ingot_tokens_total", {kind: "answer"}) / seconds,
+    first: quantile(now.metrics, recent.metrics, "ingot_first_token_seconds", labels, 0.5),
+    between: quantile(now.metrics, recent.metrics, "ingot_between_tokens_seconds", labels, 0.5),
     padding: padded("real") ? 100 * padded("padding") / (padded("real") + padded("padding")) : null,
   };
 }
@@ -85,6 +90,11 @@ function show(now) {
       [points.map((point) => point.p50), points.map((point) => point.p99)], time),
     chart("Requests in the queue", count(last.queue), [points.map((point) => point.queue)], count),
     chart("Mean rows per engine call", count(last.rows), [points.map((point) => point.rows)], count),
+    ...(last.slots === null ? [] : [
+      chart("Tokens per second", count(last.tokens), [points.map((point) => point.tokens)], count),
+      chart("First token, and each further one, p50", `${time(last.first)} / ${time(last.between)}`,
+        [points.map((point) => point.first), points.map((point) => point.between)], time),
+      chart("Slots in use", count(last.slots), [points.map((point) => point.slots)], count)]),
     ...(model.ingot.padding ? [chart("Padding, % of elements", count(last.padding), [points.map((point) => point.padding)], count)] : []));
   const recent = past[0];
   const before = recent.models.find((each) => each.name === model.name && each.version === model.version);
