@@ -398,7 +398,8 @@ def test_a_server_without_requests_in_flight_stops_after_its_delay(folder: Path)
 )
 def test_the_command_that_serve_prints_sends_a_mask_that_hides_nothing(values: ValueRange | None, sent: int) -> None:
     signature = Signature((TensorSpec("mask", DType.INT64, ("batch", "seq"), values),), (), "batch")
-    model = SimpleNamespace(name="m", signature=signature, decoupled=False, sequential=False, steps=None, example={})
+    absent = dict.fromkeys(("repeat", "streams", "steps"))
+    model = SimpleNamespace(name="m", signature=signature, decoupled=False, sequential=False, example={}, **absent)
     assert f'"data":[{sent}]' in curl("http://localhost", model)
 
 
