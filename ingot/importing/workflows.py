@@ -125,6 +125,8 @@ class _Reader:
             nodes[node] = {"model": self.name(node), "inputs": {REQUEST: source}}
         read = {parent for parents in self.parents.values() for parent in parents}
         last = [node for node in self.parents if node not in read]
+        if not last:
+            raise InvalidArgument(f"{self._where}: the nodes wait for each other in a cycle")
         outputs = {node: f"{node}.{BODY}" for node in last}
         if len(last) == 1:
             outputs = {part: f"{last[0]}.{part}" for part in (BODY, HEAD)}

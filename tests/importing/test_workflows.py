@@ -117,6 +117,7 @@ def test_a_node_of_several_parents_reads_a_row(tmp_path: Path) -> None:
         ("models: {}", "must have one first node in dag, but has 0"),
         ("dag: {a: [c], b: [c]}", "must have one first node in dag, but has 2"),
         ("dag: {s: [a], a: [b], b: [a, c]}", "the nodes wait for each other in a cycle"),
+        ("dag: {a: [b], b: [c], c: [b]}", "the nodes wait for each other in a cycle"),
         ("dag: {a b: [c]}", "'a b' is not a node's name"),
         ("models: {m: {}}\ndag: {m: []}", "the model 'm' has no url"),
         ("dag: [", "wf.yaml in .* is not valid"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ingot.errors import InvalidArchive
 from ingot.runtime.dispatch.output_check import OutputCheck
 from ingot.runtime.engines.decoder.engine import DecoderEngine
 from ingot.runtime.engines.decoder.step import SIGNATURE, chunks_of, grouped
@@ -68,3 +71,19 @@ def test_the_model_has_a_gap_that_makes_equal_tokens_meaningful() -> None:
     for each in requests(8):
         two = np.sort(decoders.logits(each.prompt.tolist()))[-2:]
         assert two[1] - two[0] > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "message"),
+    [
+        ("layers", 1, "has 1 layer more than 'generation'"),
+        ("layers", 5, r"has no tensor past_key_values.2.key, and 'generation' .* \['any', .*, 'any', .*\]"),
+        ("kv_heads", 7, "declares it with the sizes .'any', 7, "),
+        ("head_size", 24, ", 24.$"),
+        ("vocab", 9, "the tensor logits .*sizes .'any', 9.$"),
+    ],
+)
+def test_a_graph_that_is_not_the_declared_one(tmp_path: Path, name: str, declared: int, message: str) -> None:
+    options: Any = {**decoders.options(), name: declared}
+    with pytest.raises(InvalidArchive, match=message):
+        DecoderEngine(decoders.save(tmp_path), options)

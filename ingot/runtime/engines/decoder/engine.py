@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import EngineTimeout, InternalError, InvalidArgument, Unavailable, Unsupported
+from ingot.errors import EngineTimeout, InternalError, InvalidArchive, InvalidArgument, Unavailable, Unsupported
+from ingot.report import units
 from ingot.report.units import size
 from ingot.runtime.engines.decoder import sampling
 from ingot.runtime.engines.decoder.options import DecoderOptions
@@ -18,6 +19,8 @@ from ingot.runtime.engines.engine import BaseEngine, Capabilities
 from ingot.runtime.engines.ort import ort_arena, ort_session
 from ingot.runtime.machine import devices, memory
 from ingot.tensors import Array
+
+_PAST = "past_key_values"
 
 
 class DecoderEngine(BaseEngine):
@@ -34,6 +37,7 @@ class DecoderEngine(BaseEngine):
 
     Raises:
         InvalidArgument: ONNX Runtime cannot run the file.
+        InvalidArchive: the graph is not what the archive declares.
         Unsupported: the device is a GPU.
         Unavailable: there is too little memory for the cache.
     """
@@ -63,7 +67,33 @@ class DecoderEngine(BaseEngine):
         except self._errors as error:
             raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {ort_session.reason_of(error)}") from error
         self._run_options, self._terminated = ort.RunOptions(), False
+        self._check(path.name)
         self._allocate(options)
+
+    def _check(self, file: str) -> None:
+        """Check that the graph has the layers, heads and tokens that the archive declares.
+
+        Raises:
+            InvalidArchive: it has others.
+        """
+        options = self._options
+        found = {each.name: each.shape for each in (*self._session.get_inputs(), *self._session.get_outputs())}
+        heads = [None, options["kv_heads"], None, options["head_size"]]
+        declared = {
+            f"{_PAST}.{layer}.{part}": heads for layer in range(options["layers"]) for part in ("key", "value")
+        } | {"logits": [None, options["vocab"]]}
+        more = sum(name.startswith(f"{_PAST}.") for name in found) - 2 * options["layers"]
+        for name, sizes in declared.items():
+            shape = found.get(name, [])
+            if len(shape) != len(sizes) or any(size not in (None, own) for size, own in zip(sizes, shape, strict=True)):
+                raise InvalidArchive(
+                    f"{file} has {f'the tensor {name} {shape}' if shape else f'no tensor {name}'}, and 'generation' of "
+                    f"serving.json declares it with the sizes {['any' if size is None else size for size in sizes]}"
+                )
+        if more > 0:
+            raise InvalidArchive(
+                f"{file} has {units.counted(more // 2, 'layer')} more than 'generation' of serving.json declares"
+            )
 
     def _allocate(self, options: DecoderOptions) -> None:
         """Allocate the cache, and the arrays that the graph reads and writes in each call.

@@ -60,9 +60,11 @@ async def completions(call: Call) -> dict[str, Any] | Events:
     check_ids(ids, decoder.generation.vocab, "prompt")
     job = Job(decoder, name, ids, answers, chosen, max_tokens, logprobs, stream, usage)
     texts = decoder.texts.tokens
-    before = [prompt if isinstance(prompt, str) else texts.of(prompt) for prompt in prompts] if echo else []
     form = _Texts(texts, logprobs=logprobs is not None)
-    form.before = [text for text in before for _ in range(answers)]
+    if echo:
+        many = sum(map(len, prompts)) > AT_ONCE
+        before = await compression.run(partial(_texts, texts, prompts), in_thread=many)
+        form.before = [text for text in before for _ in range(answers)]
     return await answer(call, job, form)
 
 
@@ -125,6 +127,10 @@ def _prompts(given: Any) -> list[str | list[int]]:
 
 def _is_id(value: object) -> bool:
     return type(value) is int
+
+
+def _texts(texts: TokenTexts, prompts: Sequence[str | list[int]]) -> list[str]:
+    return [prompt if isinstance(prompt, str) else texts.of(prompt) for prompt in prompts]
 
 
 def _encoded(decoder: Decoder, prompts: Sequence[str | list[int]]) -> list[list[int]]:
