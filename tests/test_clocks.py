@@ -18,6 +18,8 @@ DATES = {
     "runtime/dispatch/statistics.py": "the time of the last request, for display",
     "runtime/dispatch/response_cache.py": "the same, of a request answered from the cache",
     "serving/deployment.py": "times of changes, for display",
+    "server/plane/apis/completing.py": "when an answer was made, as OpenAI's have it",
+    "steps/completion/chat_template.py": "the date in a prompt, for templates that ask for it",
     "serving/pipelines/pipeline.py": "the time of the last request, for display",
     "server/torchserve/versions.py": "when a version was loaded, for display",
     "model_store/format/evidence.py": "when an archive was made",

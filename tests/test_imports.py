@@ -156,7 +156,10 @@ def test_functions_with_many_parameters_are_found(tmp_path: Path) -> None:
 
 # Imported when a model of their formats is loaded, and by nothing that an ONNX model needs.
 _DIVIDED = ("collectives", "sharded", "stages", "tensor_parallel")
-_HANDLERS = ("base_handler", "image_classifier", "vision_handler")
+_HANDLERS = (
+    *("base_handler", "image_classifier", "image_segmenter", "sagemaker"),
+    *("text_classifier", "text_handler", "transforms", "vision_handler"),
+)
 _WHOLE = ("aoti", "torch_arrays", "torch_engine", "torch_lane", "torch_program")
 TORCH_ENGINES = {f"ingot.runtime.engines.pytorch.{name}" for name in _WHOLE}
 TORCH_ENGINES |= {f"ingot.runtime.engines.sharding.{name}" for name in _DIVIDED}

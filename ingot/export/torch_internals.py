@@ -524,6 +524,14 @@ def decomposed(
     return program
 
 
+# https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/configuration_utils.py
+
+
+def attention_name(model: Any) -> str:
+    """Return the name of the attention function that a model of transformers calls."""
+    return str(model.config._attn_implementation)
+
+
 # AOTInductor: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/__init__.py
 
 

@@ -462,3 +462,12 @@ def test_dynamo_knows_a_function_that_was_replaced_when_it_listed_all(
         patch.setattr(functional, "max_pool2d", nn.Identity())
         rules.get_torch_obj_rule_map()  # as torch.cond does
     assert original in rules.get_torch_obj_rule_map()
+
+
+def test_the_attention_function_of_a_model_is_named() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes))
+    model.set_attn_implementation("eager")
+    assert internals.attention_name(model) == "eager"

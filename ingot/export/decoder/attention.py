@@ -3,7 +3,7 @@
 Models of transformers call an attention function by the name in their configuration, and give new keys and values to a
 cache object. Here the cache object returns them unchanged, and the attention function makes them a node
 GroupQueryAttention of ONNX Runtime, which writes them behind the past of each row, and attends to both.
-https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.GroupQueryAttention
+Its definition is in ONNX Runtime's ContribOperators.md, of its repository https://github.com/microsoft/onnxruntime.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ingot import foreign
 from ingot.errors import Unsupported
+from ingot.export import torch_internals
 
 NAME = "ingot_slots"
 """The name of the attention function in configurations of transformers."""
@@ -141,10 +142,10 @@ def attending(model: Any) -> Iterator[None]:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attend)
-    before = model.config._attn_implementation
+    before = torch_internals.attention_name(model)
     with foreign.reported_as(Unsupported, _OTHER):
         model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
+    if torch_internals.attention_name(model) != NAME:
         raise Unsupported(_OTHER)
     try:
         yield

@@ -26,7 +26,7 @@ from ingot.protocol.requests import (
     step_of,
     timeout_of,
 )
-from ingot.runtime import Submitted
+from ingot.runtime import Model, Submitted
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.machine import devices
@@ -185,7 +185,8 @@ class DataPlane:
         try:
             route = template.route
             if not isinstance(route, ModelRoute) or route.model is not model:
-                if (decoder := text_decoder(model, request.inputs)) is not None:
+                writes = isinstance(model, Model) and model.generation is not None
+                if writes and (decoder := text_decoder(model, request.inputs)) is not None:
                     return TextTicket(decoder, request, counters, reply)
                 route = template.route = self._route(model, request)
             timeout = route.timeout
@@ -263,7 +264,8 @@ class ModelRoute(Route):
                 f"model '{model.name}' has a decoupled transaction policy: it answers a request several times. Send it "
                 "by ModelStreamInfer over gRPC, to .../generate_stream, or with 'stream': true to /models/..."
             )
-        check_parameters(model, template.parameters)
+        if isinstance(model, Model) and model.generation is not None:
+            check_parameters(template.parameters)
         self.model = model
         self.timeout = timeout_of(template.parameters)
         self.priority = priority_of(template.parameters)

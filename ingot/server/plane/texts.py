@@ -50,14 +50,12 @@ def text_decoder(model: ServedModel, inputs: Iterable[str]) -> Decoder | None:
     return decoder_of(model)
 
 
-def check_parameters(model: ServedModel, parameters: Mapping[str, object]) -> None:
+def check_parameters(parameters: Mapping[str, object]) -> None:
     """Refuse parameters of a request for tokens of a decoder, which are chosen as its archive says.
 
     Raises:
         InvalidArgument: there is one that would be ignored.
     """
-    if not isinstance(model, Model) or model.generation is None:
-        return
     if unknown := sorted(parameters.keys() - _OF_PROTOCOL):
         raise InvalidArgument(
             f"parameter '{unknown[0]}' is for prompts as text, in the input 'text' or 'text_input'; "
