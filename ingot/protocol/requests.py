@@ -214,6 +214,16 @@ def named(tensors: Iterable[tuple[str, Array]]) -> dict[str, Array]:
     return found
 
 
+def time_limit_of(request: InferRequest) -> float | None:
+    """Return the seconds that a request may take: its parameter, or what its caller has left, if that is less.
+
+    Raises:
+        InvalidArgument: the parameter is not valid.
+    """
+    timeout, left = timeout_of(request.template.parameters), request.left
+    return left if timeout is None or (left is not None and left < timeout) else timeout
+
+
 def timeout_of(parameters: Parameters) -> float | None:
     """Return a request's ``timeout`` parameter, which is in microseconds, in seconds; None if it has none.
 

@@ -28,6 +28,7 @@ from ingot.runtime.generation.requests import (
     Sampling,
     Stream,
     TokenInputs,
+    own_values,
 )
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Outcome, Request, ignore
@@ -298,22 +299,8 @@ def defaulted(generation: Generation, request: Request) -> GenerationRequest:
     return GenerationRequest(
         prompt=request.inputs[PROMPT],
         max_tokens=generation.defaults.max_new_tokens,
-        sampling=default_sampling(generation),
+        sampling=Sampling(**own_values(generation, samples=generation.defaults.do_sample)),
         stop_ids=frozenset(generation.eos),
         client=request.client,
         priority=request.priority,
-    )
-
-
-def default_sampling(generation: Generation) -> Sampling:
-    """Return how ``generate()`` chooses tokens by the model's own configuration."""
-    own = generation.defaults
-    if not own.do_sample:
-        return Sampling(repetition_penalty=own.repetition_penalty)
-    return Sampling(
-        temperature=own.temperature,
-        top_k=own.top_k,
-        top_p=own.top_p,
-        min_p=own.min_p,
-        repetition_penalty=own.repetition_penalty,
     )

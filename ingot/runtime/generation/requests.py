@@ -7,9 +7,10 @@ import math
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ingot.errors import IngotError, InvalidArgument, quoted
+from ingot.model_store import Generation
 from ingot.runtime.dispatch.pending import Submitted
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -230,3 +231,15 @@ class Stream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def own_values(generation: Generation, *, samples: bool) -> dict[str, Any]:
+    """Return the arguments of :class:`Sampling` by which ``generate()`` chooses the model's tokens.
+
+    Args:
+        generation: the archive's declaration.
+        samples: whether tokens are drawn; otherwise the most likely one is taken.
+    """
+    own = generation.defaults
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if samples else ("repetition_penalty",)
+    return {name: getattr(own, name) for name in names}

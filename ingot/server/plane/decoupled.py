@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unsupported, quoted
-from ingot.protocol.requests import InferRequest, InferResponse, Parameters, Template, step_of, timeout_of
+from ingot.protocol.requests import InferRequest, InferResponse, Parameters, Template, step_of, time_limit_of
 from ingot.runtime import Model, Request
 from ingot.runtime.dispatch.streams import AnswerStream
 from ingot.runtime.gpu.array import reachable
@@ -62,9 +62,8 @@ async def answers(
         return
     parameters = dict(template.parameters)
     steps = _steps(parameters, repeat.steps)
-    timeout = timeout_of(parameters)
-    limits = [seconds for seconds in (timeout, request.left) if seconds is not None]
-    deadline = time.monotonic() + min(limits) if limits else None
+    limit = time_limit_of(request)
+    deadline = None if limit is None else time.monotonic() + limit
     own = model.sequential and "sequence_id" not in parameters
     if own:
         parameters |= {"sequence_id": secrets.token_hex(16), "sequence_start": True}
@@ -124,9 +123,8 @@ def _opened(model: Model, request: InferRequest) -> tuple[AnswerStream, ModelRou
         raise Unsupported(f"model '{model.name}' answers in parts: they are not classified, or put into shared memory")
     template = _template(request.template, request.template.parameters)
     route = ModelRoute(model, template, request.inputs)
-    limits = [seconds for seconds in (route.timeout, request.left) if seconds is not None]
-    inputs = reachable(request.inputs, {})
-    made = Request(inputs, ignore, min(limits, default=None), route.priority, None, request.sticky or request.client)
+    inputs, client = reachable(request.inputs, {}), request.sticky or request.client
+    made = Request(inputs, ignore, time_limit_of(request), route.priority, None, client)
     return model.open_stream(made), route
 
 

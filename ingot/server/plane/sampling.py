@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.errors import InvalidArgument, InvalidField, quoted
 from ingot.model_store import Generation
-from ingot.runtime.generation.requests import MOST_LOGPROBS, Sampling
+from ingot.runtime.generation.requests import MOST_LOGPROBS, Sampling, own_values
 from ingot.server.plane.fields import Fields, texts_of
 
 _MOST_STOPS, _LONGEST_STOP = 16, 1000
@@ -39,7 +39,6 @@ def choosing(fields: Fields, generation: Generation) -> Choosing:
 
 
 def _sampling(fields: Fields, generation: Generation) -> Sampling:
-    own = generation.defaults
     names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     given = {name: value for name in names if (value := fields.number(name)) is not None}
     top_k, seed = fields.whole("top_k"), fields.whole("seed")
@@ -47,10 +46,8 @@ def _sampling(fields: Fields, generation: Generation) -> Sampling:
         given["top_k"] = max(top_k, 0) if top_k >= -1 else top_k  # -1 is all tokens in other servers
     limits = {"top_p": 1, "top_k": 0, "min_p": 0}
     limited = any(given.get(name, off) != off for name, off in limits.items())
-    samples = own.do_sample or limited or "temperature" in given
-    values: dict[str, Any] = {"repetition_penalty": own.repetition_penalty}
-    if samples:
-        values |= {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p, "min_p": own.min_p}
+    samples = generation.defaults.do_sample or limited or "temperature" in given
+    values: dict[str, Any] = own_values(generation, samples=samples)
     return _checked({**values, **given, "seed": None if seed is None else seed % _SEEDS}, fields.where)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ingot.errors import IngotError, InvalidArgument, InvalidField
 from ingot.faults import attempt, public_error
 from ingot.protocol.context import CONTEXT
-from ingot.protocol.requests import InferRequest, InferResponse, Route, priority_of, timeout_of
+from ingot.protocol.requests import InferRequest, InferResponse, Route, priority_of, time_limit_of
 from ingot.runtime.generation.requests import GenerationRequest
 from ingot.runtime.model import Model
 from ingot.server.net import compression
@@ -153,7 +153,6 @@ async def _read(decoder: Decoder, request: InferRequest, *, streamed: bool) -> _
             raise InvalidField("parameters.exclude_input_in_output", "is false, which is not for streams; leave it out")
         before = text
     fields.end()
-    limits = [seconds for seconds in (timeout_of(template.parameters), request.left) if seconds is not None]
     ids = await compression.run(partial(prompt_ids, decoder, text, name), in_thread=len(text) > AT_ONCE)
     wanted = GenerationRequest(
         prompt=np.array(ids, np.int64),
@@ -161,7 +160,7 @@ async def _read(decoder: Decoder, request: InferRequest, *, streamed: bool) -> _
         sampling=chosen.sampling,
         stop_ids=chosen.stop_ids,
         client=request.sticky or request.client,
-        timeout=min(limits, default=None),
+        timeout=time_limit_of(request),
         priority=priority_of(template.parameters),
     )
     route = Route(decoder.model.name, decoder.model.version, (TensorSpec(output, DType.BYTES, array.shape),))

@@ -14,15 +14,13 @@ from ingot.errors import InvalidField, quoted
 from ingot.model_store import Generation
 from ingot.runtime.generation.requests import GenerationRequest
 from ingot.server.net import compression
-from ingot.server.plane.apis.completing import answers_of, logprob
+from ingot.server.plane.apis.completing import MOST_CHOICES, answers_of, logprob
 from ingot.server.plane.completion import AT_ONCE, Decoder, Wanted, decoder_of, merged, pieces, prompt_ids
 from ingot.server.plane.fields import Fields, texts_of
 from ingot.server.plane.handlers import Call, Events
 from ingot.server.plane.sampling import choosing
 from ingot.serving import ServedModel
 
-# Prompts of a request; with several answers to each there may be fewer.
-_MOST = 128
 # New tokens if neither the request nor the model says, as in generate().
 _TOKENS = 20
 _SAMPLES = ("temperature", "top_p", "top_k", "min_p")
@@ -50,7 +48,7 @@ async def answer(call: Call, model: ServedModel) -> list[Any] | Events:
     decoder = decoder_of(model)
     fields = Fields(call.content)
     given = fields.any("inputs")
-    prompts = texts_of("inputs", given, _MOST)
+    prompts = texts_of("inputs", given, MOST_CHOICES)
     parameters = _drawn(fields.nested("parameters"), decoder.generation)
     answers = answers_of(parameters, len(prompts), "num_return_sequences")
     full, stream = parameters.flag("return_full_text"), fields.flag("stream")
