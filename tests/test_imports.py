@@ -16,7 +16,6 @@ from tests.support import ROOT
 
 FLOORS = {
     "cli": 10,
-    "capacity": 8,
     "bench": 7,
     "deploy": 9,
     "importing": 7,
@@ -24,10 +23,9 @@ FLOORS = {
     "export": 6,
     "server": 8,
     "config": 6,
-    "faults": 2,
+    "faults": 1,
     "serving": 7,
     "runtime": 5,
-    "ipc": 4,
     "model_store": 4,
     "protocol": 4,
     "client": 5,
@@ -36,7 +34,6 @@ FLOORS = {
     "demo": 3,
     "addresses": 0,
     "tasks": 0,
-    "faultlog": 1,
     "foreign": 1,
     "permissions": 1,
     "report": 1,

@@ -23,7 +23,7 @@ from benchmarks.scheduler_sim import profiles
 from benchmarks.scheduler_sim.contest import ours
 from benchmarks.scheduler_sim.profiles import Profile
 from benchmarks.serving.docs import updated
-from ingot.capacity.simulation import Events, Replica
+from ingot.deploy.capacity.simulation import Events, Replica
 from ingot.errors import IngotError
 from ingot.report import charts
 from ingot.runtime.scheduling.entry import Entry, Outcome

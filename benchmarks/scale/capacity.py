@@ -23,11 +23,11 @@ from benchmarks.serving.docs import updated
 from benchmarks.serving.pairs import build_folder
 from ingot import demo
 from ingot.bench.measurement import Objective
-from ingot.capacity.calibration import Site, measure, pinned, serving
-from ingot.capacity.plan import Plan, Request
-from ingot.capacity.recorded import OVERHEADS
-from ingot.capacity.server import Server, Traffic
-from ingot.capacity.simulation import Overhead
+from ingot.deploy.capacity.calibration import Site, measure, pinned, serving
+from ingot.deploy.capacity.plan import Plan, Request
+from ingot.deploy.capacity.recorded import OVERHEADS
+from ingot.deploy.capacity.server import Server, Traffic
+from ingot.deploy.capacity.simulation import Overhead
 from ingot.errors import IngotError
 from ingot.model_store import Store
 from ingot.runtime.machine import devices

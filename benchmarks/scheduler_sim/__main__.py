@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.scheduler_sim import contest, measure, profiles, report
-from ingot.capacity import traces
+from ingot.deploy.capacity import traces
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from benchmarks.scheduler_sim.policies import Fixed, Regression
 from benchmarks.scheduler_sim.profiles import Profile
-from ingot.capacity import traces
-from ingot.capacity.simulation import Loop, Policy, Result, Simulation
+from ingot.deploy.capacity import traces
+from ingot.deploy.capacity.simulation import Loop, Policy, Result, Simulation
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.limits import Limits
 from ingot.runtime.scheduling.scheduler import Scheduler

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.texts import corpus
-from ingot.capacity import traces
-from ingot.capacity.simulation import Loop, Policy, Simulation
-from ingot.capacity.traces import Arrival
+from ingot.deploy.capacity import traces
+from ingot.deploy.capacity.simulation import Loop, Policy, Simulation
+from ingot.deploy.capacity.traces import Arrival
 from ingot.runtime.scheduling.division import Work, divide
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latency

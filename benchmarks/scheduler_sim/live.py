@@ -26,8 +26,8 @@ import onnx
 from benchmarks.scheduler_sim import contest, profiles
 from benchmarks.scheduler_sim.profiles import Profile
 from benchmarks.serving.graphs import perceptron
-from ingot.capacity import traces
-from ingot.capacity.simulation import Result, Simulation
+from ingot.deploy.capacity import traces
+from ingot.deploy.capacity.simulation import Result, Simulation
 from ingot.errors import IngotError
 from ingot.runtime.engines.engine import BaseEngine, Engine
 from ingot.runtime.engines.loader import load_engine

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from benchmarks.scheduler_sim.contest import ours
 from benchmarks.scheduler_sim.profiles import PROFILES, Profile
-from ingot.capacity import traces
-from ingot.capacity.simulation import Result
-from ingot.capacity.traces import Arrival
+from ingot.deploy.capacity import traces
+from ingot.deploy.capacity.simulation import Result
+from ingot.deploy.capacity.traces import Arrival
 from ingot.errors import IngotError
 from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.runtime.scheduling.latency_model import Latency

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from benchmarks.scheduler_sim.contest import ours
 from benchmarks.scheduler_sim.profiles import Profile, load
-from ingot.capacity import traces
-from ingot.capacity.simulation import Result, Simulation
-from ingot.capacity.traces import Arrival
+from ingot.deploy.capacity import traces
+from ingot.deploy.capacity.simulation import Result, Simulation
+from ingot.deploy.capacity.traces import Arrival
 
 _LIGHT = 0.05
 _LOADS = (0.5, 1.0, 3.0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ingot import foreign
 from ingot.errors import EngineTimeout, IngotError, TooLarge
-from ingot.faultlog import rate_limited_logger
+from ingot.faults import rate_limited_logger
 from ingot.report.units import size, written
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines.ort import ort_arena

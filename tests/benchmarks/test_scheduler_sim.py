@@ -10,8 +10,8 @@ import pytest
 from benchmarks.scheduler_sim import contest, models, report
 from benchmarks.scheduler_sim.policies import Fixed
 from benchmarks.scheduler_sim.profiles import PROFILES, Profile
-from ingot.capacity import traces
-from ingot.capacity.simulation import Loop, Simulation
+from ingot.deploy.capacity import traces
+from ingot.deploy.capacity.simulation import Loop, Simulation
 from ingot.errors import InvalidArgument
 from ingot.runtime import Latency, Limits, Scheduler
 

@@ -14,7 +14,7 @@ import ingot
 from benchmarks.scheduler_sim import lengths
 from benchmarks.texts import corpus, loads, servers
 from benchmarks.texts.servers import Server
-from ingot.capacity.simulation import Loop, Simulation
+from ingot.deploy.capacity.simulation import Loop, Simulation
 from tests.server import test_apis
 
 

@@ -19,8 +19,8 @@ SLO = ("--slo", "p99=20ms")
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate fewer requests."""
-    monkeypatch.setattr("ingot.capacity.server._LEAST", 1000)
-    monkeypatch.setattr("ingot.capacity.server._MOST", 2000)
+    monkeypatch.setattr("ingot.deploy.capacity.server._LEAST", 1000)
+    monkeypatch.setattr("ingot.deploy.capacity.server._MOST", 2000)
 
 
 @pytest.mark.matrix
@@ -70,7 +70,7 @@ def test_latencies_of_another_machine_are_named(
 
 @pytest.mark.matrix
 def test_a_plan_from_measurements_here(run_ingot: RunIngot, digits_fp32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.capacity.calibration._SECONDS", 1)
+    monkeypatch.setattr("ingot.deploy.capacity.calibration._SECONDS", 1)
     command = (
         "deploy",
         "capacity",
@@ -150,7 +150,7 @@ def test_a_model_of_one_size_has_no_note_about_sizes(run_ingot: RunIngot, digits
 
 @pytest.mark.matrix
 def test_a_plan_for_requests_of_a_given_size(run_ingot: RunIngot, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.capacity.calibration._SECONDS", 1)
+    monkeypatch.setattr("ingot.deploy.capacity.calibration._SECONDS", 1)
     plans = []
     for size in (1, 100_000):
         shapes = ("--shape", f"x:1,{size}", "--shape", f"m:1,{size}")

@@ -231,7 +231,7 @@ def test_an_engine_that_fails_on_a_batch_fails_only_the_one_to_blame(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ingot.faultlog._MOST", 1000)  # the limit counts the errors of earlier tests too
+    monkeypatch.setattr("ingot.faults._MOST", 1000)  # the limit counts the errors of earlier tests too
     first = gated.close_gate()
     waiting = [gated.start(PROTOCOLS[number % 2], row(value if number == 2 else number)) for number in range(4)]
     gated.until_waiting(4)

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 import ingot
 from ingot import RunningServer
 from ingot.errors import TooLarge
-from ingot.faultlog import RateLimitFilter
+from ingot.faults import RateLimitFilter
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.runtime import EngineSpec, load_engine

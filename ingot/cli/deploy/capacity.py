@@ -21,8 +21,8 @@ from ingot.cli.serving.bench import read_shape, read_times
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from ingot.capacity.calibration import Site
-    from ingot.capacity.server import Server, Traffic
+    from ingot.deploy.capacity.calibration import Site
+    from ingot.deploy.capacity.server import Server, Traffic
     from ingot.model_store import Variant
     from ingot.tensors import Array
 
@@ -126,9 +126,9 @@ def capacity(
         ingot deploy capacity digits:prod#int8 --rate 2000 --slo p99=50ms --cores 1 --measure
     """
     from ingot.bench.measurement import Objective
-    from ingot.capacity import report as reports
-    from ingot.capacity.plan import Plan, Request
-    from ingot.capacity.server import Traffic
+    from ingot.deploy.capacity import report as reports
+    from ingot.deploy.capacity.plan import Plan, Request
+    from ingot.deploy.capacity.server import Traffic
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 
@@ -175,7 +175,7 @@ def capacity(
 
 def _site(replica: Replica, store: Path | None, *, allow_code: bool) -> Site:
     """Return where a replica is measured."""
-    from ingot.capacity.calibration import Site
+    from ingot.deploy.capacity.calibration import Site
     from ingot.runtime.machine import devices
 
     return Site(
@@ -190,7 +190,7 @@ def _site(replica: Replica, store: Path | None, *, allow_code: bool) -> Site:
 
 def _measured(name: str, variant: Variant, where: Site, step: Callable[[str], None]) -> tuple[Server, dict[str, Any]]:
     """Return a replica as it is measured on this machine, and the fields of a source."""
-    from ingot.capacity import calibration
+    from ingot.deploy.capacity import calibration
     from ingot.runtime.machine import devices
 
     server = calibration.measure(name, variant, where, step)
@@ -206,8 +206,8 @@ def _measured(name: str, variant: Variant, where: Site, step: Callable[[str], No
 
 def _recorded(name: str, variant: Variant, replica: Replica) -> tuple[Server, dict[str, Any]]:
     """Return a replica by the archive's record, and the fields of a source."""
-    from ingot.capacity import recorded
-    from ingot.capacity.simulation import Overhead
+    from ingot.deploy.capacity import recorded
+    from ingot.deploy.capacity.simulation import Overhead
 
     if replica.overhead:
         time, origin = Overhead(request=_overhead(replica.overhead)), "as given"
@@ -232,7 +232,7 @@ def _sizes(inputs: Mapping[str, Array]) -> str:
 
 def _of_one_size(variant: Variant) -> list[str]:
     """Return a remark if requests of other sizes take another time."""
-    from ingot.capacity import recorded
+    from ingot.deploy.capacity import recorded
 
     if not recorded.varies(variant):
         return []

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ingot.errors import IngotError
-from ingot.faultlog import rate_limited_logger
+from ingot.faults import rate_limited_logger
 from ingot.runtime.gpu.array import TargetedInputs
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Entry, Outcome, size_of

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, SamplesFailed, TooLarge, Unavailable
-from ingot.faultlog import rate_limited_logger
+from ingot.faults import rate_limited_logger
 from ingot.report import units
 from ingot.runtime.dispatch.output_check import OutputCheck
 from ingot.runtime.dispatch.padding import PaddingPolicy

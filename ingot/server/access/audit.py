@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ingot.errors import write_error
-from ingot.faultlog import rate_limited_logger
+from ingot.faults import rate_limited_logger
 from ingot.runtime import Metrics
 from ingot.server.access.grants import Refusal
 from ingot.server.access.keys import hidden

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ingot.errors import InvalidArgument, NotFound, write_error
-from ingot.faultlog import rate_limited_logger
+from ingot.faults import rate_limited_logger
 from ingot.model_store.blobs.files import atomic_file
 from ingot.model_store.trust.keys import read_file
 from ingot.server.access.keys import NAME, ApiKey

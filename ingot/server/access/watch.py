@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ingot.errors import public_text
-from ingot.faultlog import rate_limited_logger
-from ingot.faults import attempt, attempt_async
+from ingot.faults import attempt, attempt_async, rate_limited_logger
 from ingot.runtime import Metrics
 from ingot.server.access.audit import AuditLog
 

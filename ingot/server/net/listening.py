@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ingot.errors import InvalidArgument
-from ingot.faultlog import rate_limited_logger
+from ingot.faults import rate_limited_logger
 from ingot.runtime import Metrics
 
 log = rate_limited_logger(__name__)

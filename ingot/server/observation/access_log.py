@@ -6,7 +6,7 @@ import logging
 import random
 from typing import Any, Literal
 
-from ingot.faultlog import rate_limited_logger
+from ingot.faults import rate_limited_logger
 from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.runtime.metrics import Counts
 

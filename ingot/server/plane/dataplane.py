@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from ingot.errors import Code, IngotError, InvalidArgument, Unsupported
-from ingot.faultlog import rate_limited_logger
-from ingot.faults import attempt, public_error
+from ingot.faults import attempt, public_error, rate_limited_logger
 from ingot.model_store import Golden
 from ingot.protocol.context import CONTEXT
 from ingot.protocol.regions import OFF, Reader

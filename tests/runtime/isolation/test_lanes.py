@@ -14,8 +14,8 @@ import pytest
 
 import ingot
 from ingot.errors import EngineLost, EngineTimeout
-from ingot.ipc.arena import THRESHOLD
 from ingot.runtime import EngineSpec, load_engine
+from ingot.runtime.engines.ipc.arena import THRESHOLD
 from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
 from ingot.runtime.engines.isolation.process import EngineProcess
 from ingot.runtime.engines.isolation.supervisor import Supervision

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from ingot.errors import DeadlineExceeded, EngineLost, EngineTimeout, InvalidArgument, TooLarge, Unavailable
-from ingot.ipc import arena
 from ingot.model_store import Archive
 from ingot.runtime import BatchRunner, EngineSpec, Entry, LoadSpec, Settings, load_engine
 from ingot.runtime.dispatch.worker import Worker
+from ingot.runtime.engines.ipc import arena
 from ingot.runtime.engines.isolation import supervisor
 from ingot.runtime.engines.isolation.description import Description
 from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
@@ -456,7 +456,7 @@ def test_text_of_a_process_cannot_forge_lines_of_the_log() -> None:
 
 
 def test_the_size_of_an_arena_cannot_be_changed() -> None:
-    from ingot.ipc import arena
+    from ingot.runtime.engines.ipc import arena
 
     handle = arena.create(1 << 20)
     for size in (0, 1 << 21):
@@ -467,7 +467,7 @@ def test_the_size_of_an_arena_cannot_be_changed() -> None:
 
 @pytest.mark.matrix
 def test_arrays_of_an_arena_are_found_in_it() -> None:
-    from ingot.ipc import arena
+    from ingot.runtime.engines.ipc import arena
 
     handle = arena.create(1 << 20)
     outgoing = arena.Outgoing(handle)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot import foreign
 from ingot.errors import IngotError, TooLarge, Unavailable
-from ingot.ipc.records import encode_error
+from ingot.runtime.engines.ipc.records import encode_error
 from ingot.runtime.engines.isolation.link import Kind, Link
 from ingot.tensors import Array
 

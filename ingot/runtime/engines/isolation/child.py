@@ -27,9 +27,9 @@ import orjson
 
 from ingot import foreign, permissions
 from ingot.errors import IngotError, InternalError, SamplesFailed, TooLarge
-from ingot.ipc.arena import Incoming, Outgoing
-from ingot.ipc.records import decode_error, encode_error
 from ingot.runtime.engines.engine import Engine, lanes_of
+from ingot.runtime.engines.ipc.arena import Incoming, Outgoing
+from ingot.runtime.engines.ipc.records import decode_error, encode_error
 from ingot.runtime.engines.isolation import calls as other_models
 from ingot.runtime.engines.isolation import confinement, description
 from ingot.runtime.engines.isolation.link import HEALTH, STREAMS, Kind, Link

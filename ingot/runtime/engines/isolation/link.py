@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import IngotError, SamplesFailed, TooLarge
-from ingot.ipc.arena import THRESHOLD, Incoming, Outgoing
-from ingot.ipc.records import HEADER, INLINE, NUMBER, Splitter, TensorLayout, decode_error, encode_error
+from ingot.runtime.engines.ipc.arena import THRESHOLD, Incoming, Outgoing
+from ingot.runtime.engines.ipc.records import (
+    HEADER,
+    INLINE,
+    NUMBER,
+    Splitter,
+    TensorLayout,
+    decode_error,
+    encode_error,
+)
 from ingot.tensors import Array, DType, arrays
 
 _ARENA = 1 << 30

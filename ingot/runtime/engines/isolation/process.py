@@ -23,11 +23,11 @@ import orjson
 
 from ingot import foreign
 from ingot.errors import DeadlineExceeded, EngineTimeout, IngotError, SamplesFailed, write_error
-from ingot.faultlog import rate_limited_logger
-from ingot.ipc import arena
-from ingot.ipc.arena import Incoming, Outgoing
-from ingot.ipc.records import decode_error
+from ingot.faults import rate_limited_logger
 from ingot.model_store.blobs.folder import remove_with
+from ingot.runtime.engines.ipc import arena
+from ingot.runtime.engines.ipc.arena import Incoming, Outgoing
+from ingot.runtime.engines.ipc.records import decode_error
 from ingot.runtime.engines.isolation import confinement
 from ingot.runtime.engines.isolation.calls import Ask, BatchCalls
 from ingot.runtime.engines.isolation.description import Description

@@ -16,8 +16,8 @@ from functools import partial
 
 from ingot import foreign
 from ingot.errors import DeadlineExceeded, EngineLost, Unavailable
-from ingot.ipc import arena
-from ingot.ipc.arena import Outgoing
+from ingot.runtime.engines.ipc import arena
+from ingot.runtime.engines.ipc.arena import Outgoing
 from ingot.runtime.engines.isolation.calls import Answer, Ask
 from ingot.runtime.engines.isolation.description import Description
 from ingot.runtime.engines.isolation.link import arena_size

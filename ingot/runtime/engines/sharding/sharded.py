@@ -21,8 +21,8 @@ from torch.export.passes import move_to_device_pass
 
 from ingot import foreign
 from ingot.errors import IngotError, InternalError
-from ingot.ipc.records import decode_error, encode_error
 from ingot.model_store.format.manifest import Division
+from ingot.runtime.engines.ipc.records import decode_error, encode_error
 from ingot.runtime.engines.pytorch.torch_arrays import torch_dtype
 from ingot.runtime.engines.pytorch.torch_engine import TorchEngine, pick_device
 from ingot.runtime.engines.pytorch.torch_program import flat, read_header, read_program, tensors_of

@@ -15,7 +15,7 @@ from torch import fx
 
 from ingot import foreign
 from ingot.errors import IngotError, InvalidArgument
-from ingot.ipc.records import decode_error, encode_error
+from ingot.runtime.engines.ipc.records import decode_error, encode_error
 from ingot.runtime.engines.pytorch.torch_engine import run_error
 from ingot.runtime.engines.sharding.collectives import Form, Value, contents, in_step, no_sizes, room_for, sizes_of
 

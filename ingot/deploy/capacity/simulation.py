@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from statistics import mean
 from typing import Protocol
 
-from ingot.capacity.traces import Arrival
+from ingot.deploy.capacity.traces import Arrival
 from ingot.errors import DeadlineExceeded, IngotError
 from ingot.runtime.dispatch.dispatcher import INLINE
 from ingot.runtime.scheduling.entry import Entry, Outcome

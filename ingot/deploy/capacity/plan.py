@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from ingot.bench.measurement import Objective
-from ingot.capacity.server import Server, Traffic
-from ingot.capacity.simulation import Result
+from ingot.deploy.capacity.server import Server, Traffic
+from ingot.deploy.capacity.simulation import Result
 from ingot.errors import InvalidArgument
 from ingot.report.units import duration
 

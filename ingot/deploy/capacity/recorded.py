@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from ingot.bench.target import Protocol
-from ingot.capacity.server import Server
-from ingot.capacity.simulation import Overhead
+from ingot.deploy.capacity.server import Server
+from ingot.deploy.capacity.simulation import Overhead
 from ingot.errors import InvalidArgument
 from ingot.model_store import Variant
 from ingot.runtime.loading.choice import devices_of

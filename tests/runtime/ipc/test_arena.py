@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.ipc.arena import Incoming, Outgoing, create
+from ingot.runtime.engines.ipc.arena import Incoming, Outgoing, create
 
 PAGE = mmap.PAGESIZE
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from ingot.bench.measurement import Objective
-from ingot.capacity import report
-from ingot.capacity.plan import Plan, Request
-from ingot.capacity.server import Server, Traffic
-from ingot.capacity.simulation import Loop, Overhead, Simulation
-from ingot.capacity.traces import Arrival, poisson
+from ingot.deploy.capacity import report
+from ingot.deploy.capacity.plan import Plan, Request
+from ingot.deploy.capacity.server import Server, Traffic
+from ingot.deploy.capacity.simulation import Loop, Overhead, Simulation
+from ingot.deploy.capacity.traces import Arrival, poisson
 from ingot.errors import InvalidArgument
 from ingot.runtime import Latency, Limits, Scheduler
 
@@ -25,8 +25,8 @@ SERVER = Server(seconds=SECONDS, overhead=Overhead(request=40e-6, call=80e-6))
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate fewer requests."""
-    monkeypatch.setattr("ingot.capacity.server._LEAST", 1000)
-    monkeypatch.setattr("ingot.capacity.server._MOST", 3000)
+    monkeypatch.setattr("ingot.deploy.capacity.server._LEAST", 1000)
+    monkeypatch.setattr("ingot.deploy.capacity.server._MOST", 3000)
 
 
 def planned(rate: float, server: Server = SERVER, **changes: float) -> Plan:
@@ -127,7 +127,7 @@ def test_an_objective_that_no_load_holds_names_the_fastest_possible() -> None:
 
 @pytest.mark.matrix
 def test_recorded_arrivals_keep_their_bursts_at_another_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.capacity.server._MOST", 6000)
+    monkeypatch.setattr("ingot.deploy.capacity.server._MOST", 6000)
     times = [second + 0.0001 * number for second in range(20) for number in range(100)]
     traffic = Traffic(times)
     assert traffic.rate == pytest.approx(100, rel=0.06)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from ingot.bench.measurement import Objective
-from ingot.capacity.simulation import NOISE, Overhead, Result, Simulation
-from ingot.capacity.traces import Arrival, poisson
+from ingot.deploy.capacity.simulation import NOISE, Overhead, Result, Simulation
+from ingot.deploy.capacity.traces import Arrival, poisson
 from ingot.errors import InvalidArgument
 from ingot.report.units import duration
 from ingot.runtime.dispatch.dispatcher import INLINE

@@ -18,9 +18,9 @@ import numpy as np
 
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.target import Protocol, Target
-from ingot.capacity.recorded import sample
-from ingot.capacity.server import Server, Traffic
-from ingot.capacity.simulation import Overhead
+from ingot.deploy.capacity.recorded import sample
+from ingot.deploy.capacity.server import Server, Traffic
+from ingot.deploy.capacity.simulation import Overhead
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Variant
 from ingot.report.units import counted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ingot.capacity.plan import Load, Plan
+from ingot.deploy.capacity.plan import Load, Plan
 from ingot.report import charts, pages
 from ingot.report.units import counted, duration
 

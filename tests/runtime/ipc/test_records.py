@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import CLASSES, Code, DeadlineExceeded
-from ingot.ipc import records
-from ingot.ipc.arena import Incoming, Outgoing, create
-from ingot.ipc.records import HEADER, Splitter, TensorLayout
+from ingot.runtime.engines.ipc import records
+from ingot.runtime.engines.ipc.arena import Incoming, Outgoing, create
+from ingot.runtime.engines.ipc.records import HEADER, Splitter, TensorLayout
 from ingot.runtime.engines.isolation.link import Kind, Link
 from ingot.tensors import Array, DType
 from tests.server.samples import sample
