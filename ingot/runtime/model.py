@@ -18,19 +18,18 @@ from ingot.protocol.keys import Step
 from ingot.runtime.dispatch.acceptor import Acceptor, State
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Accepts, Submitted
-from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.statistics import Duration, Statistics
-from ingot.runtime.dispatch.stepped import Aside, Stepped
+from ingot.runtime.dispatch.stepped import Aside
 from ingot.runtime.dispatch.streams import AnswerStream, Streams
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines.isolation.calls import Ask
-from ingot.runtime.generation.generator import Generator
 from ingot.runtime.generation.requests import GenerationRequest, Stream, TokenInputs
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.loading.assembly import Assembly
 from ingot.runtime.loading.gauges import ModelGauges
-from ingot.runtime.loading.loader import Loaded, ModelLoader
+from ingot.runtime.loading.loaded import Loaded
+from ingot.runtime.loading.loader import ModelLoader
 from ingot.runtime.loading.source import ModelSource
 from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.metrics import Metrics
@@ -47,6 +46,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
+# The gauges of a model, by their attributes of Metrics; a cache and a decoder have some of their own.
+_GAUGES: Mapping[str, Callable[[Loaded], float]] = {
+    "in_flight": lambda loaded: loaded.in_flight,
+    "queued": lambda loaded: loaded.waiting,
+    "queued_bytes": lambda loaded: loaded.queued_bytes,
+}
+_OF_CACHES: Mapping[str, Callable[[Loaded], float]] = {"cache_bytes": lambda loaded: loaded.cached_bytes}
+_OF_DECODERS: Mapping[str, Callable[[Loaded], float]] = {
+    "slots_in_use": lambda loaded: loaded.slots_in_use,
+    "slots_bytes": lambda loaded: loaded.slots_bytes,
+}
 _BEFORE_READY = (State.LOADING, State.TESTING, State.WARMING)
 
 
@@ -244,30 +254,24 @@ class Model:
 
     def publish(self) -> None:
         """Let the metrics of its name and version show this model, instead of the one that had them before."""
-        cached = {"cache_bytes": lambda: self.cached_bytes} if self._settings.cache_bytes else {}
-        self._gauges.publish(
-            {
-                "in_flight": lambda: self.in_flight,
-                "queued": lambda: self.waiting,
-                "queued_bytes": lambda: self.queued_bytes,
-                "ready": lambda: self.ready,
-                **cached,
-            }
-        )
+        cached = _OF_CACHES if self._settings.cache_bytes else {}
+        decoder = {} if self.generation is None else _OF_DECODERS
+        numbers = {
+            name: functools.partial(self._number, number) for name, number in {**_GAUGES, **cached, **decoder}.items()
+        }
+        self._gauges.publish({"ready": lambda: self.ready, **numbers})
         if self._sequences is not None:
             self._sequences.publish()
-        if self.generation is not None:
-            self._gauges.publish({"slots_in_use": lambda: self.slots_in_use, "slots_bytes": lambda: self.slots_bytes})
 
     def withdraw(self, *, successor: bool) -> None:
         """End what :meth:`publish` began; with a successor only what that does not replace."""
-        gauges = ["cache_bytes"] if self._settings.cache_bytes else []
+        gauges = [*_OF_CACHES] if self._settings.cache_bytes else []
         if not successor:
-            gauges += ["in_flight", "queued", "queued_bytes", "ready"]
+            gauges += ["ready", *_GAUGES]
             if self._sequences is not None:
                 gauges += ["sequences", "sequence_state_bytes"]
             if self.generation is not None:
-                gauges += ["slots_in_use", "slots_bytes"]
+                gauges += _OF_DECODERS
         self._gauges.withdraw(*gauges)
 
     def succeed(self, earlier: Model) -> None:
@@ -349,7 +353,7 @@ class Model:
             )
             with contextlib.ExitStack() as on_error:
                 on_error.callback(self._loader.leave_devices)
-                on_error.callback(loaded.close)
+                on_error.callback(lambda: loaded.close(self.acceptor.unavailable()))
                 with self.acceptor.lock:
                     self.acceptor.open(loaded.accepts, restarts=bool(loaded.isolated))
                     self._loaded = loaded
@@ -366,13 +370,8 @@ class Model:
     def _devices_lost(self, reason: str) -> None:
         """Refuse requests for good, since no device is left to run them."""
         self.acceptor.move(State.FAILED, reason, after=(State.READY, State.STUCK))
-        self._fail_raw()
-
-    def _fail_raw(self) -> None:
-        """Answer the raw requests that have not reached the dispatcher: those that the dispatcher has, it fails."""
-        for accepts in (self._stepped, self._generator):
-            if accepts is not None:
-                accepts.fail(self.acceptor.unavailable())
+        if (loaded := self._loaded) is not None:
+            loaded.fail_unqueued(self.acceptor.unavailable())
 
     def _engine_changed(self) -> None:
         """Refuse requests while no engine process runs; called in their supervisors' threads."""
@@ -414,11 +413,7 @@ class Model:
         loaded = self._loaded
         if loaded is None or self.state is not State.READY:
             raise self.acceptor.unavailable()
-        if loaded.generator is not None:
-            return loaded.generator.submit(request)
-        if loaded.stepped is not None:
-            return loaded.stepped.submit_to(request, loaded.dispatcher)
-        return loaded.dispatcher.submit(request)
+        return loaded.submit_alone(request)
 
     def generate(self, request: GenerationRequest) -> Stream:
         """Accept a request for tokens, and return the stream of them at once.
@@ -438,9 +433,10 @@ class Model:
         Raises:
             Unavailable: the model is not ready, or too many requests wait.
         """
-        if (stepped := self._stepped) is None or self.state is not State.READY:
+        loaded = self._loaded
+        if loaded is None or loaded.stepped is None or self.state is not State.READY:
             raise self.acceptor.unavailable()
-        return await stepped.aside(work, nbytes, client)
+        return await loaded.stepped.aside(work, nbytes, client)
 
     @property
     def direct(self) -> Direct:
@@ -453,54 +449,25 @@ class Model:
     @property
     def last_use(self) -> float:
         """When the last batch or the last response from the cache was ready: seconds of a monotonic clock, or 0."""
-        cache, dispatcher = self._cache, self._dispatcher
-        batch = None if dispatcher is None else dispatcher.last_batch
-        return max(0.0 if batch is None else batch.ended, 0.0 if cache is None else cache.last_hit)
+        return 0.0 if (loaded := self._loaded) is None else loaded.last_use
 
-    @property
-    def cached_bytes(self) -> int:
-        """Memory of the cached responses."""
-        cache = self._cache
-        return 0 if cache is None else cache.nbytes
+    def _number(self, number: Callable[[Loaded], float]) -> float:
+        return 0 if (loaded := self._loaded) is None else number(loaded)
 
     @property
     def in_flight(self) -> int:
         """Number of requests that are accepted and not answered."""
-        if (generator := self._generator) is not None:
-            return generator.in_flight
-        if (streams := self.streams) is not None:
-            return len(streams)
-        waiting = 0 if (stepped := self._stepped) is None else stepped.waiting
-        return waiting if (dispatcher := self._dispatcher) is None else waiting + dispatcher.in_flight
+        return 0 if (loaded := self._loaded) is None else loaded.in_flight
 
     @property
     def waiting(self) -> int:
         """Number of requests that wait for an engine."""
-        if (generator := self._generator) is not None:
-            return generator.waiting
-        return 0 if (dispatcher := self._dispatcher) is None else dispatcher.waiting
-
-    @property
-    def slots_in_use(self) -> int:
-        """Number of requests for tokens that a decoder answers now."""
-        return 0 if (generator := self._generator) is None else generator.slots
-
-    @property
-    def slots_bytes(self) -> int:
-        """Memory of a decoder's cache, of all slots."""
-        return 0 if (generator := self._generator) is None else generator.nbytes
+        return 0 if (loaded := self._loaded) is None else loaded.waiting
 
     @property
     def wait(self) -> float:
         """Seconds that a request which arrives now is expected to wait for an engine; 0 while none is loaded."""
         return 0.0 if (dispatcher := self._dispatcher) is None else dispatcher.wait
-
-    @property
-    def queued_bytes(self) -> int:
-        """Memory of the inputs of requests that wait for an engine."""
-        if (generator := self._generator) is not None:
-            return generator.queued_bytes
-        return 0 if (dispatcher := self._dispatcher) is None else dispatcher.queued_bytes
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
         """Answer one request, batched with others if the model allows it.
@@ -524,8 +491,7 @@ class Model:
     @property
     def last_batch(self) -> BatchTimes | None:
         """The last batch that ran; None before the first, and of a decoder, whose answers take many steps."""
-        dispatcher = self._dispatcher
-        return None if dispatcher is None or self.generation is not None else dispatcher.last_batch
+        return None if (loaded := self._loaded) is None else loaded.last_batch
 
     def submit_step(self, step: Step, request: Request) -> Submitted:
         """Submit a request of a sequence; see :meth:`Sequences.submit`."""
@@ -540,21 +506,17 @@ class Model:
 
     def statistics(self) -> Statistics:
         """Return the counts so far and the state of the scheduler."""
+        loaded = self._loaded
         described: dict[str, Any] = {
             "state": self.state.value,
             "device": self.device,
             "variant": self.variant,
             "engine": dict(self.engine_settings),
-            "cached": self._cache is not None,
+            "cached": loaded is not None and loaded.cache is not None,
             "digest": self.digest,
             "variants": self._loader.terms.variants,
         }
-        if (stepped := self._stepped) is not None:
-            described["steps"] = stepped.described
-        if (dispatcher := self._dispatcher) is None:
-            return self._counted.copy(Duration(), described)
-        counted = dispatcher.statistics(described)
-        return counted if (generator := self._generator) is None else generator.counted(counted)
+        return self._counted.copy(Duration(), described) if loaded is None else loaded.statistics(described)
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -570,9 +532,9 @@ class Model:
             error: queued requests of the model fail with ``reason``.
         """
         self.acceptor.move(State.STUCK, reason, after=(State.READY,))
-        self._fail_raw()
-        if (dispatcher := self._dispatcher) is not None:
-            dispatcher.fail(worker, error, self.acceptor.unavailable())
+        if (loaded := self._loaded) is not None:
+            loaded.fail_unqueued(self.acceptor.unavailable())
+            loaded.dispatcher.fail(worker, error, self.acceptor.unavailable())
 
     def resume(self) -> None:
         """Serve again after :meth:`suspend`."""
@@ -586,14 +548,8 @@ class Model:
             reason: why it is parked, for users.
         """
         self.acceptor.drain(parked, reason)
-        if (generator := self._generator) is not None:
-            await generator.wait_quiet()
-        if (stepped := self._stepped) is not None:
-            await stepped.wait_quiet()
-        if (streams := self.streams) is not None:
-            await streams.wait_quiet()
-        if (dispatcher := self._dispatcher) is not None:
-            await dispatcher.wait_quiet()
+        if (loaded := self._loaded) is not None:
+            await loaded.wait_quiet()
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the workers and free the engines; call it after ``drain``. Closing twice does nothing.
@@ -607,30 +563,13 @@ class Model:
         if self._sequences is not None:
             self._sequences.close()
         if loaded is not None:
-            if loaded.generator is not None:
-                loaded.generator.close(self.acceptor.unavailable())
-            loaded.close(timeout)
+            loaded.close(self.acceptor.unavailable(), timeout)
             self._loader.leave_devices()  # a load that still runs does so itself
 
     @property
     def _dispatcher(self) -> Dispatcher | None:
         loaded = self._loaded  # which close() sets to None in a thread
         return None if loaded is None else loaded.dispatcher
-
-    @property
-    def _stepped(self) -> Stepped | None:
-        loaded = self._loaded
-        return None if loaded is None else loaded.stepped
-
-    @property
-    def _generator(self) -> Generator | None:
-        loaded = self._loaded
-        return None if loaded is None else loaded.generator
-
-    @property
-    def _cache(self) -> ResponseCache | None:
-        loaded = self._loaded
-        return None if loaded is None else loaded.cache
 
     @property
     def _sequences(self) -> Sequences | None:

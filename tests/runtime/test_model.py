@@ -51,12 +51,11 @@ def golden(output: float) -> Golden:
 def test_what_is_read_of_a_model_survives_its_end_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     served = model()
     served.load()
-    found = served._dispatcher
+    found = served._loaded
     names = (
         "in_flight",
         "waiting",
         "wait",
-        "queued_bytes",
         "last_batch",
         "last_use",
         "workers",
@@ -70,7 +69,7 @@ def test_what_is_read_of_a_model_survives_its_end_in_another_thread(monkeypatch:
             return left.pop() if left else None
 
         with monkeypatch.context() as patch:
-            patch.setattr(Model, "_dispatcher", property(once))
+            patch.setattr(Model, "_loaded", property(once), raising=False)
             read = getattr(served, name)
             assert name != "statistics" or read().described["state"] == "ready"
             assert not left

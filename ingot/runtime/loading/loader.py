@@ -6,27 +6,21 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ingot.errors import InternalError
 from ingot.runtime.dispatch.acceptor import State
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Accepts
-from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
-from ingot.runtime.dispatch.stepped import Stepped
-from ingot.runtime.dispatch.streams import Streams
 from ingot.runtime.engines.decoder import step
 from ingot.runtime.engines.isolation.calls import Ask
-from ingot.runtime.engines.isolation.engine import ProcessEngine
-from ingot.runtime.engines.isolation.step_processes import StepProcesses
-from ingot.runtime.generation.generator import Generator
 from ingot.runtime.loading.assembly import Assembly
 from ingot.runtime.loading.choice import Choice, Choose, Reason
 from ingot.runtime.loading.engine_loader import EngineLoader, Learned
-from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
 from ingot.runtime.loading.gauges import ModelGauges
 from ingot.runtime.loading.load_spec import LoadSpec
+from ingot.runtime.loading.loaded import Loaded
 from ingot.runtime.loading.placement import Placement
 from ingot.runtime.loading.source import ModelSource
 from ingot.runtime.loading.trust_check import ServingTerms
@@ -37,43 +31,6 @@ from ingot.steps.completion.texts import CompletionTexts
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The parts that serve a loaded model.
-
-    ``isolated`` are the engines that run in processes, ``decoding`` the processes of steps that decode items, and
-    ``swap`` replaces engines that were only fast to load. ``generator`` answers the requests of a decoder.
-    """
-
-    dispatcher: Dispatcher
-    cache: ResponseCache | None
-    streams: Streams | None
-    stepped: Stepped | None
-    decoding: Sequence[StepProcesses]
-    isolated: Sequence[ProcessEngine | Replaceable]
-    swap: EngineSwap | None
-    generator: Generator | None = None
-
-    @property
-    def accepts(self) -> Accepts:
-        """The component in front."""
-        return self.generator or self.stepped or self.cache or self.dispatcher
-
-    def close(self, timeout: float | None = None) -> None:
-        """Stop the workers and free the engines.
-
-        Args:
-            timeout: seconds to wait for an engine call.
-        """
-        if self.swap is not None:
-            self.swap.close(timeout)
-        if self.streams is not None:
-            self.streams.close()
-        self.dispatcher.close(timeout)
-        for processes in self.decoding:
-            processes.close()
 
 
 class ModelLoader:
