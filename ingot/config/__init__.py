@@ -1,7 +1,8 @@
 """The settings of a server and its models: where they are stated, and how they are read.
 
-``Fields`` in ``fields.py`` states them; ``ServerConfig`` reads and checks them. ``file.py`` reads ``ingot.toml``,
-``configuration.py`` combines it with options and variables, and ``changes.py`` compares two configurations.
+``server_fields.py`` and ``model_fields.py`` state them; ``ServerConfig`` reads and checks them. ``file.py`` reads
+``ingot.toml``, ``configuration.py`` combines it with options and variables, and ``changes.py`` compares two
+configurations.
 """
 
 from ingot.config.server import CLIENT_LIMITS, ServerConfig

@@ -64,12 +64,6 @@ class ServerSettings(TypedDict, total=False):
     """Let clients change what the server logs."""
     audit_log: str | os.PathLike[str] | None
     """Append refused requests and changes of keys and certificates to this file, as lines of JSON."""
-    device: str
-    """Where models run: cpu, cuda:0,1 for two GPUs, or auto, the least busy GPU with enough memory if there is one."""
-    engine: str | None
-    """Engine of all ONNX graphs: onnxruntime, openvino, tensorrt, or one of a plug-in."""
-    allow_code: bool
-    """Load variants of formats that can run their author's code; ONNX cannot."""
     trust: str | os.PathLike[str] | None
     """Trust policy file: only archives that it trusts are served, with every blob's digest checked."""
     management: str | None
@@ -84,6 +78,38 @@ class ServerSettings(TypedDict, total=False):
     """Show the server's models, load and latencies on a page at /ui."""
     watch: float | str | None
     """How often to poll registries for alias changes; those of the store take effect at once. off: follow no alias."""
+    max_body_mb: int
+    """Largest request in MiB, before and after decompression."""
+    max_bodies_mb: int
+    """Maximum size of request bodies held at once, in MiB; more are refused."""
+    max_connections: int | None
+    """Maximum number of open connections, of both protocols together; more are refused."""
+    max_in_flight: int | None
+    """Maximum number of unanswered requests per client; more are refused."""
+    max_rate: float | None
+    """Maximum number of requests per second and client; more are refused."""
+    memory_budget: str | None
+    """Most memory of models: 4GB, or by device cpu=4GB,cuda=8GB; models beyond it are loaded when a request comes."""
+    engine_timeout: float | str | None
+    """Longest time for one batch in the engine, after which its requests fail; 0 for no limit."""
+    ready_delay: float | str
+    """How long the server keeps serving at shutdown after it reports that it is not ready."""
+    drain_timeout: float | str
+    """How long requests in flight may take to finish at shutdown."""
+    sticky_header: str | None
+    """Header that names the client, for canary_sticky."""
+    record: str | os.PathLike[str] | None
+    """Record a share of the requests and responses, which are users' data, in this folder."""
+    record_share: float
+    """Share of the requests to record, chosen at random."""
+    record_limit: int
+    """Maximum number of requests recorded per model version."""
+    record_limit_mb: int
+    """Maximum size of the recording per model version, in MiB."""
+    device: str
+    """Where models run: cpu, cuda:0,1 for two GPUs, or auto, the least busy GPU with enough memory if there is one."""
+    allow_code: bool
+    """Load variants of formats that can run their author's code; ONNX cannot."""
     ort_library: str | os.PathLike[str] | None
     """A library of custom operators for ONNX Runtime."""
     isolate: Literal["auto", "all", "none"]
@@ -120,22 +146,10 @@ class ServerSettings(TypedDict, total=False):
     """Maximum number of requests queued per model; more are refused."""
     max_queue_mb: int
     """Maximum size of queued requests per model, in MiB."""
-    max_body_mb: int
-    """Largest request in MiB, before and after decompression."""
-    max_bodies_mb: int
-    """Maximum size of request bodies held at once, in MiB; more are refused."""
-    max_connections: int | None
-    """Maximum number of open connections, of both protocols together; more are refused."""
-    max_in_flight: int | None
-    """Maximum number of unanswered requests per client; more are refused."""
-    max_rate: float | None
-    """Maximum number of requests per second and client; more are refused."""
     max_answer_mb: int
     """Largest outputs of one request, in MiB as raw tensors; a request that asks for more is refused."""
     max_call_mb: int | None
     """Most memory of one engine call in MiB; requests that need more are refused."""
-    memory_budget: str | None
-    """Most memory of models: 4GB, or by device cpu=4GB,cuda=8GB; models beyond it are loaded when a request comes."""
     states: str | None
     """Inputs that the server keeps between the requests of a sequence, each with the output that is its next value."""
     repeat: str | None
@@ -166,12 +180,12 @@ class ServerSettings(TypedDict, total=False):
     """Memory per model for responses that are sent again to equal requests, such as 64MB."""
     load_timeout: float | str
     """How long a model may take to load and to be tested and timed; 0 for no limit."""
-    engine_timeout: float | str | None
-    """Longest time for one batch in the engine, after which its requests fail; 0 for no limit."""
-    ready_delay: float | str
-    """How long the server keeps serving at shutdown after it reports that it is not ready."""
-    drain_timeout: float | str
-    """How long requests in flight may take to finish at shutdown."""
+    engine: str | None
+    """Engine of all ONNX graphs: onnxruntime, openvino, tensorrt, or one of a plug-in."""
+    choice_time: float | str
+    """How long each variant is timed per batch size, if timing is needed."""
+    derived_cache: bool
+    """Keep packed weights of large models next to the store, where processes share them."""
     canary: str | None
     """Shares of the requests in percent that a new version gets, step by step, before it takes over: 5,25,50."""
     canary_every: float | str
@@ -188,17 +202,3 @@ class ServerSettings(TypedDict, total=False):
     """Percent of the requests that both versions answer, to be compared."""
     canary_sticky: bool
     """Send all requests of a client to the same version."""
-    sticky_header: str | None
-    """Header that names the client, for canary_sticky."""
-    record: str | os.PathLike[str] | None
-    """Record a share of the requests and responses, which are users' data, in this folder."""
-    record_share: float
-    """Share of the requests to record, chosen at random."""
-    record_limit: int
-    """Maximum number of requests recorded per model version."""
-    record_limit_mb: int
-    """Maximum size of the recording per model version, in MiB."""
-    choice_time: float | str
-    """How long each variant is timed per batch size, if timing is needed."""
-    derived_cache: bool
-    """Keep packed weights of large models next to the store, where processes share them."""

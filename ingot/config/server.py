@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from ingot import permissions
 from ingot.addresses import is_path
 from ingot.config.exposure import OFF, check_exposure
-from ingot.config.fields import Fields
 from ingot.config.given import Given, given
+from ingot.config.model_fields import ModelFields
+from ingot.config.server_fields import ServerFields
 from ingot.config.setting import Setting
 from ingot.errors import InvalidArgument
 from ingot.report import units
@@ -32,7 +33,7 @@ _NOTHING: Mapping[str, Given] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig(Fields):
+class ServerConfig(ModelFields, ServerFields):
     """Every setting is an option of ``ingot serve``, a variable and a key: ``max_batch`` is ``INGOT_MAX_BATCH``."""
 
     @classmethod

@@ -1,6 +1,6 @@
 """One setting of the server: its name, limits and texts, and how its values are read.
 
-A setting is added in config/fields.py.
+A setting is added in server_fields.py, or in model_fields.py if each model may have its own value.
 """
 
 from __future__ import annotations
@@ -10,13 +10,23 @@ import numbers
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import quoted
 from ingot.report import units
 
+# The groups of the options in --help.
+ADDRESSES = "Addresses"
+ACCESS = "Access"
+MODELS = "Models"
+BATCHING = "Batching (the defaults measure the model)"
+LIMITS = "Limits"
+CANARY = "Canary (new versions that take over step by step)"
+OBSERVATION = "Logs and traces"
+RECORDING = "Recording requests"
+EXPERT = "For experts"
 _TRUE, _FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 # The type of each kind in JSON Schema, and the types of its values as tomllib reads them.
 _TYPES: Mapping[type, tuple[str, tuple[type, ...]]] = {
@@ -228,3 +238,8 @@ def _flag(value: Any) -> bool:
     if text not in (*_TRUE, *_FALSE):
         raise ValueError(value)
     return text in _TRUE
+
+
+def setting(default: Any, help: str, **about: Any) -> Any:  # noqa: A002 - as typer calls it
+    """Return a field of a dataclass of settings; ``about`` are attributes of :class:`Setting`."""
+    return field(default=default, metadata={"setting": Setting(help=help, default=default, **about)})

@@ -46,7 +46,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
-# The gauges of a model, by their attributes of Metrics; a cache and a decoder have some of their own.
+# The gauges of a model, by their attributes of Metrics; a cache and a decoder have further ones.
 _GAUGES: Mapping[str, Callable[[Loaded], float]] = {
     "in_flight": lambda loaded: loaded.in_flight,
     "queued": lambda loaded: loaded.waiting,
