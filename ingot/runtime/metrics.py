@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -106,421 +107,308 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        registry = self.registry
-        self.requests = Counts(
+        counts = partial(Counts, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histograms, registry=self.registry)
+        seconds = partial(histogram, buckets=_SECONDS)
+        self.requests = counts(
             "ingot_requests",
             "Inference requests that named a model; `protocol` is `http`, `grpc` or `python` "
             "(RunningServer.infer); `code` is `ok`, a code of errors, or `cancelled`",
             (*_MODEL, "protocol", "code"),
-            registry,
         )
-        self.errors = Counts(
+        self.errors = counts(
             "ingot_errors",
             "Error responses, including those to requests that could not be decoded or did not name a model",
             ("protocol", "code"),
-            registry,
         )
-        self.request_seconds = Histograms(
-            "ingot_request_seconds",
-            "From decoded request to response, queueing included",
-            (*_MODEL, "protocol"),
-            buckets=_SECONDS,
-            registry=registry,
+        self.request_seconds = seconds(
+            "ingot_request_seconds", "From decoded request to response, queueing included", (*_MODEL, "protocol")
         )
-        self.queue_seconds = Histograms(
-            "ingot_queue_seconds", "Waiting for the engine", _MODEL, buckets=_SECONDS, registry=registry
+        self.queue_seconds = seconds("ingot_queue_seconds", "Waiting for the engine", _MODEL)
+        self.engine_seconds = seconds(
+            "ingot_engine_seconds", "One engine call, including concatenating inputs and splitting outputs", _MODEL
         )
-        self.engine_seconds = Histograms(
-            "ingot_engine_seconds",
-            "One engine call, including concatenating inputs and splitting outputs",
-            _MODEL,
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.stage_seconds = Histograms(
+        self.stage_seconds = seconds(
             "ingot_stage_seconds",
             "The stages of an engine call: `join` (concatenating and padding the inputs), `compute` and `split` "
             "(the outputs)",
             (*_MODEL, "stage"),
-            buckets=_SECONDS,
-            registry=registry,
         )
-        self.step_seconds = Histograms(
+        self.step_seconds = seconds(
             "ingot_step_seconds",
             "One step before or after the graph, such as `tokenize`, for one request of raw inputs, "
             "`/tokenize` or `/decode`",
             (*_MODEL, "step"),
-            buckets=_SECONDS,
-            registry=registry,
         )
-        self.node_seconds = Histograms(
+        self.node_seconds = seconds(
             "ingot_pipeline_node_seconds",
             "One node of a pipeline for one request, with the time in its model's queue",
             (*_MODEL, "node"),
-            buckets=_SECONDS,
-            registry=registry,
         )
-        self.cut_tokens = Counts(
-            "ingot_cut_tokens", "Tokens that were cut from texts longer than the model accepts", _MODEL, registry
+        self.cut_tokens = counts(
+            "ingot_cut_tokens", "Tokens that were cut from texts longer than the model accepts", _MODEL
         )
-        self.cut_seconds = Counter(
-            "ingot_cut_seconds",
-            "Seconds that were cut from the ends of sounds longer than the model hears",
-            _MODEL,
-            registry=registry,
+        self.cut_seconds = counter(
+            "ingot_cut_seconds", "Seconds that were cut from the ends of sounds longer than the model hears", _MODEL
         )
-        self.encode_seconds = Histograms(
+        self.encode_seconds = seconds(
             "ingot_encode_seconds",
             "Encoding a response, in a thread too, and without compression; with `grpcio` and in streams of "
             "gRPC without the last step, from message to bytes",
             ("protocol",),
-            buckets=_SECONDS,
-            registry=registry,
         )
-        self.batch_size = Histograms(
-            "ingot_batch_size", "Samples in one engine call", _MODEL, buckets=_SIZES, registry=registry
-        )
-        self.batch_requests = Histograms(
-            "ingot_batch_requests", "Requests in one engine call", _MODEL, buckets=_SIZES, registry=registry
-        )
-        self.batches = Counts(
+        self.batch_size = histogram("ingot_batch_size", "Samples in one engine call", _MODEL, buckets=_SIZES)
+        self.batch_requests = histogram("ingot_batch_requests", "Requests in one engine call", _MODEL, buckets=_SIZES)
+        self.batches = counts(
             "ingot_batches",
             "Engine calls by what let the batch leave the queue: `full`; `memory` (more samples might exceed "
             "`max_call_mb`); `deadline` of a request in it; `linger` (an idle engine had waited for more "
             "requests); `idle` (nothing else waited)",
             (*_MODEL, "reason"),
-            registry,
         )
-        self.memory_failures = Counts(
+        self.memory_failures = counts(
             "ingot_batches_out_of_memory",
             "Batches for which there was too little memory, and whose halves ran separately",
             _MODEL,
-            registry,
         )
-        self.lost_devices = Gauge(
-            "ingot_lost_devices",
-            "1 for a device that failed for good",
-            ("device",),
-            registry=registry,
-        )
-        self.cpu_fallback = Gauge(
+        self.lost_devices = gauge("ingot_lost_devices", "1 for a device that failed for good", ("device",))
+        self.cpu_fallback = gauge(
             "ingot_model_cpu_fallback",
             "1 for a model that was placed on a GPU and runs on the CPU, since its engine could not use the GPU",
             _MODEL,
-            registry=registry,
         )
-        self.access_log_lines = Counts(
-            "ingot_access_log_lines", "Lines of the access log: `info`, or `error`", ("level",), registry
+        self.access_log_lines = counts(
+            "ingot_access_log_lines", "Lines of the access log: `info`, or `error`", ("level",)
         )
-        self.log_records_lost = Counter(
+        self.log_records_lost = counter(
             "ingot_log_records_lost",
             "Log records that were not written, as the reader of stderr stopped or its disk is full",
-            registry=registry,
         )
-        self.padding_elements = Counts(
+        self.padding_elements = counts(
             "ingot_padding_elements",
             "Elements of inputs that may be padded, by kind: `real` or `padding`",
             (*_MODEL, "kind"),
-            registry,
         )
-        self.batch_checks = Counter(
+        self.batch_checks = counter(
             "ingot_batch_checks",
             "Requests of batches that ran again alone: `agreed`, `differed`, or `dropped`, not compared",
             (*_MODEL, "result"),
-            registry=registry,
         )
-        self.in_flight = Gauge(
-            "ingot_in_flight_requests",
-            "Requests accepted and not answered yet, queued ones included",
-            _MODEL,
-            registry=registry,
+        self.in_flight = gauge(
+            "ingot_in_flight_requests", "Requests accepted and not answered yet, queued ones included", _MODEL
         )
-        self.http_connections = Gauge("ingot_http_connections", "Connections to the HTTP port", registry=registry)
-        self.threads = Gauge("ingot_threads", "Python's threads", registry=registry)
+        self.http_connections = gauge("ingot_http_connections", "Connections to the HTTP port")
+        self.threads = gauge("ingot_threads", "Python's threads")
         self.threads.set_function(threading.active_count)
-        self.started = Gauge(
-            "ingot_start_time_seconds", "When the server started, in seconds since 1970", registry=registry
-        )
-        self.open_files = Gauge("ingot_open_files", "File descriptors in use", registry=registry)
+        self.started = gauge("ingot_start_time_seconds", "When the server started, in seconds since 1970")
+        self.open_files = gauge("ingot_open_files", "File descriptors in use")
         self.open_files.set_function(_open_files)
-        self.grpc_connections = Gauge(
-            "ingot_grpc_connections", "Connections to the fast gRPC server", registry=registry
+        self.grpc_connections = gauge("ingot_grpc_connections", "Connections to the fast gRPC server")
+        self.grpc_streams = gauge("ingot_grpc_streams", "Open calls of the fast gRPC server")
+        self.traces = counter("ingot_traces", "Requests whose spans are exported")
+        self.shared_regions = gauge(
+            "ingot_shared_memory_regions", "Regions of shared memory that clients have registered"
         )
-        self.grpc_streams = Gauge("ingot_grpc_streams", "Open calls of the fast gRPC server", registry=registry)
-        self.traces = Counter("ingot_traces", "Requests whose spans are exported", registry=registry)
-        self.shared_regions = Gauge(
-            "ingot_shared_memory_regions", "Regions of shared memory that clients have registered", registry=registry
-        )
-        self.grpc_faults = Counter(
+        self.grpc_faults = counter(
             "ingot_grpc_faults",
             "Streams and connections that the fast gRPC server ended because the client violated HTTP/2, by "
             "HTTP/2 error code, such as `protocol_error`; `enhance_your_calm` is a flood, `refused_stream` is "
             "too many concurrent calls",
             ("code",),
-            registry=registry,
         )
-        self.engine_ended = Counter(
+        self.engine_ended = counter(
             "ingot_engine_calls_ended",
             "Engine calls that were ended: `limit`, they took too long; `memory`, the process grew too much; "
             "`abandoned`, no client waited for them any longer",
             (*_MODEL, "reason"),
-            registry=registry,
         )
-        self.event_loop_blocked = Counter(
+        self.event_loop_blocked = counter(
             "ingot_event_loop_blocked_seconds",
             "Seconds in which the server answered nothing, because something blocked its event loop for over a second",
-            registry=registry,
         )
-        self.resident_memory = Gauge(
-            "ingot_resident_memory_bytes", "Memory that the server holds, without engine processes", registry=registry
+        self.resident_memory = gauge(
+            "ingot_resident_memory_bytes", "Memory that the server holds, without engine processes"
         )
         self.resident_memory.set_function(resident)
-        self.gpus = Gpus(registry)
-        self.memory_returned = Counter(
-            "ingot_memory_returned_bytes",
-            "Memory that ONNX Runtime kept for further calls, and that was given back",
-            registry=registry,
+        self.gpus = Gpus(self.registry)
+        self.memory_returned = counter(
+            "ingot_memory_returned_bytes", "Memory that ONNX Runtime kept for further calls, and that was given back"
         )
-        self.out_of_files = Counter(
+        self.out_of_files = counter(
             "ingot_out_of_files_seconds",
             "Seconds in which all file descriptors of the process were in use, so that it closed new "
             "connections without a response. The log records the start and the end; raise `ulimit -n`",
-            registry=registry,
         )
-        self.limited = Counter(
+        self.limited = counter(
             "ingot_limited",
             "Connections and requests refused by a limit on clients: `connections`, `in_flight` or `rate`",
             ("limit",),
-            registry=registry,
         )
-        self.auth_refused = Counter(
+        self.auth_refused = counter(
             "ingot_auth_refused",
             "Requests refused for lack of access: `missing`, `malformed`, `unknown`, `expired`, `revoked`, "
             "`token` (not valid), `certificate` (without rights) or `scope`",
             ("reason",),
-            registry=registry,
         )
-        self.tls_refused = Counter(
+        self.tls_refused = counter(
             "ingot_tls_refused",
             "TLS handshakes that failed: `certificate` (the client sent none, or one that is not valid), "
             "`client` (it did not accept the server's), `protocol` (no common version or cipher, or not TLS), "
             "`plain` (HTTP or gRPC without TLS). Not counted by `grpcio`",
             ("reason",),
-            registry=registry,
         )
-        self.reloads = Counter(
+        self.reloads = counter(
             "ingot_reloads",
             "Files loaded again after a change, `auth` or `certificates`, by each process that accepts "
             "connections: `ok`, or `failed`, and the earlier content stays in use",
             ("file", "result"),
-            registry=registry,
         )
-        self.rollouts = Counter(
+        self.rollouts = counter(
             "ingot_rollouts",
             "Changes of the archive that answers: `ok`; `failed`, and the earlier one still answers; or `stopped`, if "
             "an operator stopped its canary",
             (*_MODEL, "result"),
-            registry=registry,
         )
-        self.server_info = Gauge(
+        self.server_info = gauge(
             "ingot_server_info",
             "1, with the version and build (`compiled` or `pure`) of Ingot and the server's name among replicas",
             ("version", "build", "replica"),
-            registry=registry,
         )
-        self.memory_budget = Gauge(
-            "ingot_memory_budget_bytes", "The memory budget, by device", ("device",), registry=registry
-        )
-        self.model_memory = Gauge(
+        self.memory_budget = gauge("ingot_memory_budget_bytes", "The memory budget, by device", ("device",))
+        self.model_memory = gauge(
             "ingot_model_memory_bytes",
             "Memory that a model took when it was loaded last, 0 while it is not in memory; without a memory "
             "budget it is not measured, but the size of the weights of its engines",
             (*_MODEL, "device"),
-            registry=registry,
         )
-        self.model_device_memory = Gauge(
+        self.model_device_memory = gauge(
             "ingot_model_device_memory_bytes",
             "Memory of a model on a GPU: `planned`, its weights and the activations of its largest batch; "
             "`measured`, which its load took, warm-up included",
             (*_MODEL, "device", "kind"),
-            registry=registry,
         )
-        self.context_memory = Gauge(
+        self.context_memory = gauge(
             "ingot_gpu_context_bytes",
             "Memory of a GPU that the server's process took to use it, before any model",
             ("device",),
-            registry=registry,
         )
-        self.model_loads = Counter(
+        self.model_loads = counter(
             "ingot_model_loads",
             "Loads at the `start`, for a request (`demand`) or as a new version (`rollout`)",
             (*_MODEL, "reason"),
-            registry=registry,
         )
-        self.load_seconds = Histograms(
+        self.load_seconds = histogram(
             "ingot_model_load_seconds",
             "Time of a load until the model is ready, in which others may have to leave",
             _MODEL,
             buckets=_LOAD_SECONDS,
-            registry=registry,
         )
-        self.model_evictions = Counter(
-            "ingot_model_evictions", "How often a model left the memory for others", _MODEL, registry=registry
-        )
-        self.demand_waits = Counter(
-            "ingot_demand_waits", "Requests that waited until their model was loaded", _MODEL, registry=registry
-        )
-        self.canary_requests = Counter(
+        self.model_evictions = counter("ingot_model_evictions", "How often a model left the memory for others", _MODEL)
+        self.demand_waits = counter("ingot_demand_waits", "Requests that waited until their model was loaded", _MODEL)
+        self.canary_requests = counter(
             "ingot_canary_requests",
             "Requests during a canary or shadow that the `current` model or the `candidate` got, `ok` or "
             "`failed`; counted from 0 for each candidate",
             (*_MODEL, "to", "result"),
-            registry=registry,
         )
-        self.canary_comparisons = Counter(
+        self.canary_comparisons = counter(
             "ingot_canary_comparisons",
             "Compared answers that `agreed` or `differed`, and copies that were `dropped`; counted from 0 for "
             "each candidate",
             (*_MODEL, "result"),
-            registry=registry,
         )
-        self.canary_weight = Gauge(
-            "ingot_canary_weight_percent",
-            "A candidate's share of the requests, while it is tried",
-            _MODEL,
-            registry=registry,
+        self.canary_weight = gauge(
+            "ingot_canary_weight_percent", "A candidate's share of the requests, while it is tried", _MODEL
         )
-        self.canary_worst_error = Gauge(
+        self.canary_worst_error = gauge(
             "ingot_canary_worst_error",
             "Largest error of a candidate's answers, as a share of the largest value of the output",
             _MODEL,
-            registry=registry,
         )
-        self.canary_latency_ratio = Gauge(
-            "ingot_canary_latency_ratio",
-            "p99 latency of a candidate over the current model's",
-            _MODEL,
-            registry=registry,
+        self.canary_latency_ratio = gauge(
+            "ingot_canary_latency_ratio", "p99 latency of a candidate over the current model's", _MODEL
         )
-        self.audit_suppressed = Counter(
-            "ingot_audit_suppressed",
-            "Refused requests left out of the audit log during a flood",
-            registry=registry,
+        self.audit_suppressed = counter(
+            "ingot_audit_suppressed", "Refused requests left out of the audit log during a flood"
         )
-        self.audit_lost = Counter(
-            "ingot_audit_lost", "Lines of the audit log that could not be written", registry=registry
+        self.audit_lost = counter("ingot_audit_lost", "Lines of the audit log that could not be written")
+        self.queued = gauge("ingot_queued_requests", "Requests waiting for the engine", _MODEL)
+        self.queued_bytes = gauge(
+            "ingot_queued_bytes", "Memory of the inputs of requests waiting for the engine", _MODEL
         )
-        self.queued = Gauge("ingot_queued_requests", "Requests waiting for the engine", _MODEL, registry=registry)
-        self.queued_bytes = Gauge(
-            "ingot_queued_bytes",
-            "Memory of the inputs of requests waiting for the engine",
-            _MODEL,
-            registry=registry,
-        )
-        self.ready = Gauge("ingot_model_ready", "1 while the model is ready, else 0", _MODEL, registry=registry)
-        self.variant_info = Gauge(
+        self.ready = gauge("ingot_model_ready", "1 while the model is ready, else 0", _MODEL)
+        self.variant_info = gauge(
             "ingot_model_variant_info",
             "1 for the variant that is served, with the reason; absent for a bare file",
             (*_MODEL, "variant", "reason"),
-            registry=registry,
         )
-        self.signature_checks = Counter(
+        self.signature_checks = counter(
             "ingot_signature_checks",
             "Models checked against the trust policy: `valid`, `refused`; if the policy does not require a "
             "signature, `unsigned`, `untrusted` (signed by others) or `invalid` (the signature is wrong); "
             "`unchecked` without a policy",
             (*_MODEL, "result"),
-            registry=registry,
         )
-        self.derived_cache = Counter(
+        self.derived_cache = counter(
             "ingot_derived_cache",
             "Loads of large models, counted when their packed weights are in use: `hit`, they were in the "
             "cache; `built`, they were written to it; `failed`, the model was loaded without it",
             (*_MODEL, "result"),
-            registry=registry,
         )
-        self.engine_restarts = Counter(
+        self.engine_restarts = counter(
             "ingot_engine_restarts",
             "Engine processes that ended unexpectedly: a signal's name such as `SIGFPE`, `exit`, or `killed` by "
             "the server because a call did not end or an answer was invalid",
             (*_MODEL, "reason"),
-            registry=registry,
         )
-        self.management = Counter(
+        self.management = counter(
             "ingot_management",
             "Actions of management clients: `load`, `unload`, `reload`, `canary` and `stop_canary`; the result is "
             "`ok`, `failed` if a reload left a model as it was, or the code of the error",
             ("action", "result"),
-            registry=registry,
         )
-        self.sequences = Gauge(
-            "ingot_sequences", "Open sequences, whose states the server keeps", _MODEL, registry=registry
+        self.sequences = gauge("ingot_sequences", "Open sequences, whose states the server keeps", _MODEL)
+        self.sequence_state_bytes = gauge(
+            "ingot_sequence_state_bytes", "Memory of the states of open sequences", _MODEL
         )
-        self.sequence_state_bytes = Gauge(
-            "ingot_sequence_state_bytes", "Memory of the states of open sequences", _MODEL, registry=registry
-        )
-        self.sequences_ended = Counter(
+        self.sequences_ended = counter(
             "ingot_sequences_ended",
             "Sequences that are over: `ended` by their client, `expired` without a request",
             (*_MODEL, "reason"),
-            registry=registry,
         )
-        self.tokens = Counts(
+        self.tokens = counts(
             "ingot_tokens",
             "Tokens of decoders, by kind: `prompt`, which were read; `reused`, of beginnings of prompts that the cache "
             "held already; `answer`, which were chosen",
             (*_MODEL, "kind"),
-            registry,
         )
-        self.first_token = Histograms(
-            "ingot_first_token_seconds",
-            "From a request for tokens to the first one, queueing included",
-            _MODEL,
-            buckets=_SECONDS,
-            registry=registry,
+        self.first_token = seconds(
+            "ingot_first_token_seconds", "From a request for tokens to the first one, queueing included", _MODEL
         )
-        self.between_tokens = Histograms(
-            "ingot_between_tokens_seconds",
-            "From one token of an answer to the next",
-            _MODEL,
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.decoding_seconds = Histograms(
+        self.between_tokens = seconds("ingot_between_tokens_seconds", "From one token of an answer to the next", _MODEL)
+        self.decoding_seconds = seconds(
             "ingot_decoding_seconds",
             "The stages of a decoder's step: `read` (parts of prompts), `extend` (a token for each answer that has "
             "begun) and `choose` (the tokens, by their probabilities)",
             (*_MODEL, "stage"),
-            buckets=_SECONDS,
-            registry=registry,
         )
-        self.slots_in_use = Gauge(
-            "ingot_slots_in_use",
-            "Requests for tokens that a decoder answers now, of at most `slots`",
-            _MODEL,
-            registry=registry,
+        self.slots_in_use = gauge(
+            "ingot_slots_in_use", "Requests for tokens that a decoder answers now, of at most `slots`", _MODEL
         )
-        self.slots_bytes = Gauge(
-            "ingot_slots_bytes", "Memory of a decoder's cache, of all slots", _MODEL, registry=registry
+        self.slots_bytes = gauge("ingot_slots_bytes", "Memory of a decoder's cache, of all slots", _MODEL)
+        self.cache_hits = counts("ingot_cache_hits", "Requests that the response cache answered", _MODEL)
+        self.cache_misses = counts("ingot_cache_misses", "Requests that the response cache had no response to", _MODEL)
+        self.cache_evictions = counts(
+            "ingot_cache_evictions", "Responses that the response cache dropped to make room", _MODEL
         )
-        self.cache_hits = Counts("ingot_cache_hits", "Requests that the response cache answered", _MODEL, registry)
-        self.cache_misses = Counts(
-            "ingot_cache_misses", "Requests that the response cache had no response to", _MODEL, registry
-        )
-        self.cache_evictions = Counts(
-            "ingot_cache_evictions", "Responses that the response cache dropped to make room", _MODEL, registry
-        )
-        self.cache_bytes = Gauge(
-            "ingot_cache_bytes", "Memory of the responses in the response cache", _MODEL, registry=registry
-        )
-        self.recorded = Counter(
-            "ingot_recorded_requests", "Requests recorded to the folder of `--record`", _MODEL, registry=registry
-        )
-        self.recorded_dropped = Counter(
+        self.cache_bytes = gauge("ingot_cache_bytes", "Memory of the responses in the response cache", _MODEL)
+        self.recorded = counter("ingot_recorded_requests", "Requests recorded to the folder of `--record`", _MODEL)
+        self.recorded_dropped = counter(
             "ingot_recorded_dropped",
             "Selected requests that were not recorded: too many were waiting, or the folder was not writable",
             _MODEL,
-            registry=registry,
         )
 
     def forget(self, model: str, version: str) -> None:
