@@ -45,9 +45,10 @@ class TestFind:
         )
 
     def test_without_a_tag_it_is_the_highest_version(self, place: Place, name: str) -> None:
-        for tag in ("9", "10", "prod"):
-            place.push(FIRST, f"{name}:{tag}")
-        assert place.find(name)[1].tag == "10"
+        for tag in ("9", "10", "10-rc1", "prod", "2"):
+            place.push(FIRST if tag == "10" else SECOND, f"{name}:{tag}")
+        found, reference = place.find(name)
+        assert (found.digest, reference.tag) == (FIRST.digest, "10")
 
     def test_without_a_version_the_only_tag_is_taken_and_of_several_none_is_guessed(
         self, place: Place, name: str
@@ -64,6 +65,7 @@ class TestFind:
         for tag in ("canary", "1"):
             place.push(FIRST, f"{name}:{tag}")
         assert place.find(f"{name}@{FIRST.digest}")[1].tag == "1"
+        assert place.find(f"{name}:canary@{FIRST.digest}")[0].digest == FIRST.digest
 
     @pytest.mark.parametrize("suffix", [":2", f"@{NOWHERE}"])
     def test_a_missing_name_is_reported_with_existing_ones(self, place: Place, name: str, suffix: str) -> None:
@@ -77,9 +79,10 @@ class TestFind:
         with pytest.raises(NotFound, match=f"'{name}:prod' is {SECOND.digest} now; a digest without a tag"):
             place.find(f"{name}:prod@{FIRST.digest}")
 
-    def test_a_missing_model_is_reported(self, place: Place) -> None:
+    @pytest.mark.parametrize("reference", ["places/none:1", "places/none"])
+    def test_a_missing_model_is_reported(self, place: Place, reference: str) -> None:
         with pytest.raises(NotFound, match="has no model 'places/none'"):
-            place.find("places/none:1")
+            place.find(reference)
 
 
 class TestPush:
@@ -108,7 +111,7 @@ class TestPush:
         place.push(SECOND, f"{name}:new", expect="none")
         assert place.tags(name) == {"prod": SECOND.digest, "new": SECOND.digest}
 
-    @pytest.mark.parametrize("suffix", ["", f":1@{NOWHERE}", ":1#int8"])
+    @pytest.mark.parametrize("suffix", ["", f"@{NOWHERE}", f":1@{NOWHERE}", ":1#int8"])
     def test_it_needs_a_name_and_a_tag(self, place: Place, name: str, suffix: str) -> None:
         with pytest.raises(InvalidArgument, match=f"is not a target of copies; write name:tag, such as {name}:1"):
             place.push(FIRST, f"{name}{suffix}")

@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import (
-    AlreadyExists,
     InvalidArchive,
     InvalidArgument,
-    NotFound,
-    TagMoved,
     Unauthenticated,
     Unsupported,
 )
@@ -55,14 +52,6 @@ class TestPush:
         store.push(got, "tiny:1")
         assert store.get("tiny:1").variant("fp32").path().read_bytes() == b"onefp32"
 
-    def test_a_version_never_changes(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:1")
-        with pytest.raises(
-            AlreadyExists, match=f"a version never changes; copy it as another version, such as {name}:2"
-        ):
-            place.push(SECOND, f"{name}:1")
-        assert place.tags(name) == {"1": FIRST.digest}
-
     def test_pushing_the_same_again_moves_nothing(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:1")
         transfer = Transfer()
@@ -86,14 +75,6 @@ class TestPush:
         assert transfer.skipped > 100_000 > transfer.moved
         place.find(f"other/{name}:1")[0].verify()
 
-    @pytest.mark.matrix
-    def test_an_alias_that_is_not_as_expected_is_left_alone(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:prod", expect="none")
-        with pytest.raises(TagMoved, match=f"is {FIRST.digest}, not none: it was moved meanwhile"):
-            place.push(SECOND, f"{name}:prod", expect="none")
-        place.push(SECOND, f"{name}:prod", expect=FIRST.digest)
-        assert place.tags(name) == {"prod": SECOND.digest}
-
     def test_a_damaged_blob_is_not_sent_and_no_tag_is_made(self, place: Registry, name: str, store: Store) -> None:
         weights = b"d" * 100_000
         store.push(archive(b"one", (weights,)), "tiny:1")
@@ -111,91 +92,20 @@ class TestPush:
         place.push(archive(name.encode(), (name.encode() * 1000, b"")), f"{name}:1")
         place.find(f"{name}:1")[0].verify()
 
-    def test_a_reference_to_push_to_needs_a_tag(self, place: Registry, name: str) -> None:
-        with pytest.raises(InvalidArgument, match="is not a target of copies; write name:tag"):
-            place.push(FIRST, name)
-
 
 class TestFind:
-    def test_without_a_tag_it_is_the_highest_version(self, place: Registry, name: str) -> None:
-        for tag in ("9", "10", "prod"):
-            place.push(FIRST, f"{name}:{tag}")
-        assert place.find(name)[1].tag == "10"
-
-    def test_by_digest_it_finds_the_tag_too(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:1")
-        assert place.find(f"{name}@{FIRST.digest}")[1].tag == "1"
-
-    @pytest.mark.matrix
-    def test_a_tag_that_points_elsewhere_than_the_digest_is_not_found(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:prod")
-        place.push(SECOND, f"{name}:2")
-        with pytest.raises(NotFound, match=f"'{name}:prod' is {FIRST.digest} now"):
-            place.find(f"{name}:prod@{SECOND.digest}")
-
-    def test_a_model_that_is_missing_is_reported(self, place: Registry) -> None:
-        with pytest.raises(NotFound, match=f"{place.address} has no model 'team/none'"):
-            place.find("team/none:1")
-        with pytest.raises(NotFound, match="has no model 'team/none'"):
-            place.find("team/none")
-
-    def test_several_aliases_without_a_version_must_be_named(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:prod")
-        assert place.find(name)[1].tag == "prod"
-        place.push(FIRST, f"{name}:staging")
-        with pytest.raises(NotFound, match="has no version; name one of its tags: prod, staging"):
-            place.find(name)
-
     def test_another_registry_is_not_meant(self, place: Registry) -> None:
         with pytest.raises(InvalidArgument, match="is in another registry than"):
             place.find("oci://elsewhere/tiny:1")
 
 
-class TestTags:
-    def test_they_are_listed_with_their_digests(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:1")
-        place.push(SECOND, f"{name}:2")
-        place.promote(f"{name}:2", "prod")
-        assert place.tags(name) == {"1": FIRST.digest, "2": SECOND.digest, "prod": SECOND.digest}
-        assert place.tags("team/none") == {}
-
-    def test_models_are_listed(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:1")
-        assert name in place.names()
-
-    @pytest.mark.matrix
-    def test_a_promotion_moves_an_alias(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:1")
-        place.push(SECOND, f"{name}:2")
-        place.promote(f"{name}:1", "prod")
-        assert place.promote(f"{name}:2", "prod", expect=FIRST.digest).digest == SECOND.digest
-        with pytest.raises(TagMoved):
-            place.promote(f"{name}:1", "prod", expect=FIRST.digest)
-        with pytest.raises(AlreadyExists):
-            place.promote(f"{name}:1", "2")
-        assert place.tags(name)["prod"] == SECOND.digest
-
-
 class TestRemove:
-    def test_one_tag_is_removed_and_the_others_stay(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:1")
-        place.push(SECOND, f"{name}:2")
-        assert place.remove(f"{name}:1").digest == FIRST.digest
-        assert place.tags(name) == {"2": SECOND.digest}
-
     def test_a_tag_is_kept_where_others_would_go_with_it(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:1")
         place.promote(f"{name}:1", "prod")
         with pytest.raises(Unsupported, match=f"with '{name}:prod' it would delete 1, which is the same archive"):
             place.remove(f"{name}:prod")
         assert set(place.tags(name)) == {"1", "prod"}
-
-    def test_missing_or_unexpected_tags_are_not_removed(self, place: Registry, name: str) -> None:
-        place.push(FIRST, f"{name}:1")
-        with pytest.raises(NotFound, match="has: 1"):
-            place.remove(f"{name}:2")
-        with pytest.raises(TagMoved):
-            place.remove(f"{name}:1", expect=SECOND.digest)
 
     @pytest.mark.matrix
     def test_a_registry_that_deletes_nothing_is_reported(self, require_tool: RequireTool, tmp_path: Path) -> None:
@@ -230,10 +140,6 @@ class TestAttachments:
             for done in [pool.submit(place.attach, item, name) for item in signed]:
                 done.result()
         assert len(place.find(f"{name}:1")[0].signatures()) == 4
-
-    def test_they_need_their_archive(self, place: Registry, name: str) -> None:
-        with pytest.raises(NotFound, match=f"has no '{name}@{FIRST.digest}'"):
-            place.attach(FIRST.with_signature(b"{1}"), name)
 
 
 class TestPassword:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import Archive, BlobFolder, Store
 from ingot.model_store.format import manifest
 from tests.model_store import forgeries, samples
@@ -38,12 +38,6 @@ class TestPush:
         got.verify()
         assert got.digest == FIRST.digest
         assert got.variant("fp32").path().read_bytes() == b"onefp32"
-
-    def test_a_version_never_changes(self, store: Store) -> None:
-        store.push(FIRST, "tiny:1")
-        with pytest.raises(AlreadyExists, match="a version never changes; copy it as another version, such as tiny:2"):
-            store.push(SECOND, "tiny:1")
-        assert store.get("tiny:1").digest == FIRST.digest
 
     def test_pushing_the_same_again_changes_nothing(self, store: Store) -> None:
         store.push(FIRST, "tiny:1")
@@ -83,11 +77,6 @@ class TestPush:
         assert entry["digest"] == FIRST.digest
         assert entry["annotations"] == {"org.opencontainers.image.ref.name": "1"}
 
-    @pytest.mark.parametrize("reference", ["tiny", "tiny#int8", f"tiny@{FIRST.digest}", f"tiny:1@{FIRST.digest}"])
-    def test_a_push_needs_a_name_and_a_tag(self, store: Store, reference: str) -> None:
-        with pytest.raises(InvalidArgument, match="write name:tag, such as tiny:1"):
-            store.push(FIRST, reference)
-
     def test_a_damaged_archive_is_not_stored(self, store: Store, tmp_path: Path) -> None:
         path = tmp_path / "a.ingot"
         FIRST.save(path)
@@ -116,24 +105,6 @@ class TestResolve:
             store.get("tiny:1")
         with pytest.raises(NotFound, match="has no 'other:1'; 'other' has: 2"):
             store.get("other:1")
-
-    def test_without_a_tag_it_is_the_highest_version(self, store: Store) -> None:
-        for tag in ("9", "10", "10-rc1", "prod", "2"):
-            store.push(FIRST if tag == "10" else SECOND, f"tiny:{tag}")
-        assert store.resolve("tiny").tag == "10"
-        assert store.get("tiny").digest == FIRST.digest
-
-    def test_a_digest_names_an_archive_and_must_fit_the_tag(self, store: Store) -> None:
-        store.push(FIRST, "tiny:1")
-        store.push(SECOND, "tiny:2")
-        assert store.resolve(f"tiny@{FIRST.digest}").tag == "1"
-        assert store.get(f"tiny:2@{SECOND.digest}").digest == SECOND.digest
-        for wrong, message in (
-            (f"tiny:2@{FIRST.digest}", f"'tiny:2' is {SECOND.digest} now"),
-            (f"tiny@sha256:{'0' * 64}", "'tiny' has: 1, 2"),
-        ):
-            with pytest.raises(NotFound, match=message):
-                store.resolve(wrong)
 
     def test_the_variant_stays_in_the_reference(self, store: Store) -> None:
         store.push(FIRST, "tiny:1")
