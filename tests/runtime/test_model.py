@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest.mock import Mock
 
@@ -40,10 +40,6 @@ def model(engine: FunctionEngine | None = None, goldens: Sequence[Golden] = (), 
     return Model("m", "1", ModelSource(single_variant(spec, settings), signature), ServingTerms(settings), **options)
 
 
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(work)
-
-
 def golden(output: float) -> Golden:
     return Golden(ONE, {"y": np.full((1, 2), output, np.float32)})
 
@@ -76,21 +72,18 @@ def test_what_is_read_of_a_model_survives_its_end_in_another_thread(monkeypatch:
     served.close()
 
 
-def test_it_answers_when_loaded_and_not_before_or_after() -> None:
-    async def work() -> None:
-        served = model()
-        with pytest.raises(Unavailable, match="loading"):
-            await served.infer(ONE)
-        served.load()
-        assert served.ready
-        assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
-        await served.drain()
-        with pytest.raises(Unavailable, match="draining"):
-            await served.infer(ONE)
-        served.close()
-        assert served.state is State.UNLOADED
-
-    run(work())
+async def test_it_answers_when_loaded_and_not_before_or_after() -> None:
+    served = model()
+    with pytest.raises(Unavailable, match="loading"):
+        await served.infer(ONE)
+    served.load()
+    assert served.ready
+    assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
+    await served.drain()
+    with pytest.raises(Unavailable, match="draining"):
+        await served.infer(ONE)
+    served.close()
+    assert served.state is State.UNLOADED
 
 
 def test_goldens_are_replayed_before_it_is_ready() -> None:
@@ -106,7 +99,7 @@ def test_a_model_that_answers_other_than_its_goldens_is_not_served() -> None:
         served.load()
     assert served.state is State.FAILED
     with pytest.raises(Unavailable, match="failed"):
-        run(served.infer(ONE))
+        asyncio.run(served.infer(ONE))
 
 
 def test_a_load_that_was_given_up_closes_what_is_its_own_and_nothing_else() -> None:
@@ -154,136 +147,118 @@ def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:
     assert (served.state, served.reason) == (State.FAILED, "no such file")
 
 
-def test_requests_that_wait_form_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_that_wait_form_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # Batches pay, even on a busy machine, and how long a call was held at the gate changes nothing.
     monkeypatch.setattr(
         "ingot.runtime.loading.warmup.measure", lambda *_: Latency({1: 0.001, 2: 0.001, 4: 0.001, 8: 0.001})
     )
     monkeypatch.setattr(Latency, "learn", lambda *_: None)
 
-    async def work() -> None:
-        gate = threading.Event()
-        gate.set()
-        engine = FunctionEngine(gate=gate)
-        served = model(engine)
-        served.load()
-        gate.clear()
-        engine.calls.clear()
-        first = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: engine.calls)
-        rest = [asyncio.create_task(served.infer({"x": np.full((1, 2), n, np.float32)})) for n in range(5)]
-        await asyncio.sleep(0)
-        gate.set()
-        answers = await asyncio.gather(first, *rest)
-        assert engine.calls == [1, 5]
-        assert [answer["y"][0, 0] for answer in answers[1:]] == [0, 2, 4, 6, 8]
-        await served.drain()
-        served.close()
-
-    run(work())
+    gate = threading.Event()
+    gate.set()
+    engine = FunctionEngine(gate=gate)
+    served = model(engine)
+    served.load()
+    gate.clear()
+    engine.calls.clear()
+    first = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: engine.calls)
+    rest = [asyncio.create_task(served.infer({"x": np.full((1, 2), n, np.float32)})) for n in range(5)]
+    await asyncio.sleep(0)
+    gate.set()
+    answers = await asyncio.gather(first, *rest)
+    assert engine.calls == [1, 5]
+    assert [answer["y"][0, 0] for answer in answers[1:]] == [0, 2, 4, 6, 8]
+    await served.drain()
+    served.close()
 
 
-def test_a_disconnected_client_is_skipped_without_harm_to_others() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        engine = FunctionEngine(gate=gate)
-        served = model(engine)
-        served.load()
-        running = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: engine.calls)
-        waiting = asyncio.create_task(served.infer(ONE))
-        staying = asyncio.create_task(served.infer(ONE))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        running.cancel()  # this one is in the engine already
-        await asyncio.sleep(0)
-        gate.set()
-        assert (await staying)["y"].tolist() == [[2, 2]]
-        assert engine.calls == [1, 1]
-        await served.drain()
-        served.close()
-
-    run(work())
+async def test_a_disconnected_client_is_skipped_without_harm_to_others() -> None:
+    gate = threading.Event()
+    engine = FunctionEngine(gate=gate)
+    served = model(engine)
+    served.load()
+    running = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: engine.calls)
+    waiting = asyncio.create_task(served.infer(ONE))
+    staying = asyncio.create_task(served.infer(ONE))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    running.cancel()  # this one is in the engine already
+    await asyncio.sleep(0)
+    gate.set()
+    assert (await staying)["y"].tolist() == [[2, 2]]
+    assert engine.calls == [1, 1]
+    await served.drain()
+    served.close()
 
 
-def test_a_timeout_answers_without_the_engine() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        served = model(FunctionEngine(gate=gate))
-        served.load()
-        with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
-            await served.infer(ONE, timeout=0.01)
-        gate.set()
-        assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
-        await served.drain()
-        served.close()
-
-    run(work())
+async def test_a_timeout_answers_without_the_engine() -> None:
+    gate = threading.Event()
+    served = model(FunctionEngine(gate=gate))
+    served.load()
+    with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
+        await served.infer(ONE, timeout=0.01)
+    gate.set()
+    assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
+    await served.drain()
+    served.close()
 
 
-def test_a_full_queue_refuses_and_waiting_requests_are_answered() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        engine = FunctionEngine(gate=gate)
-        served = model(engine, settings=Settings(warm_time=0, limits=Limits(max_queue=2)))
-        served.load()
-        tasks = [asyncio.create_task(served.infer(ONE))]
-        await wait_until(lambda: engine.calls)
-        tasks += [asyncio.create_task(served.infer(ONE)) for _ in range(3)]
-        await asyncio.sleep(0)
-        gate.set()
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [isinstance(outcome, Unavailable) for outcome in outcomes] == [False, False, False, True]
-        await served.drain()
-        served.close()
-
-    run(work())
+async def test_a_full_queue_refuses_and_waiting_requests_are_answered() -> None:
+    gate = threading.Event()
+    engine = FunctionEngine(gate=gate)
+    served = model(engine, settings=Settings(warm_time=0, limits=Limits(max_queue=2)))
+    served.load()
+    tasks = [asyncio.create_task(served.infer(ONE))]
+    await wait_until(lambda: engine.calls)
+    tasks += [asyncio.create_task(served.infer(ONE)) for _ in range(3)]
+    await asyncio.sleep(0)
+    gate.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(outcome, Unavailable) for outcome in outcomes] == [False, False, False, True]
+    await served.drain()
+    served.close()
 
 
-def test_draining_waits_for_what_is_in_flight() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        engine = FunctionEngine(gate=gate)
-        served = model(engine)
-        served.load()
-        asked = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: engine.calls)
-        draining = asyncio.create_task(served.drain())
-        await asyncio.sleep(0.05)
-        assert not draining.done()
-        gate.set()
-        await draining
-        assert (await asked)["y"].tolist() == [[2, 2]]
-        served.close()
-        assert engine.closed
-
-    run(work())
+async def test_draining_waits_for_what_is_in_flight() -> None:
+    gate = threading.Event()
+    engine = FunctionEngine(gate=gate)
+    served = model(engine)
+    served.load()
+    asked = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: engine.calls)
+    draining = asyncio.create_task(served.drain())
+    await asyncio.sleep(0.05)
+    assert not draining.done()
+    gate.set()
+    await draining
+    assert (await asked)["y"].tolist() == [[2, 2]]
+    served.close()
+    assert engine.closed
 
 
-def test_instances_run_side_by_side() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        engines: list[FunctionEngine] = []
+async def test_instances_run_side_by_side() -> None:
+    gate = threading.Event()
+    engines: list[FunctionEngine] = []
 
-        def open_engine(device: str, threads: int) -> FunctionEngine:
-            engines.append(FunctionEngine(gate=gate))
-            return engines[-1]
+    def open_engine(device: str, threads: int) -> FunctionEngine:
+        engines.append(FunctionEngine(gate=gate))
+        return engines[-1]
 
-        terms = ServingTerms(Settings(instances=2, warm_time=0))
-        served = Model("m", "1", ModelSource(single_variant(LoadSpec(open_engine))), terms)
-        served.load()
-        tasks = [asyncio.create_task(served.infer(ONE))]
-        await wait_until(lambda: sum(len(engine.calls) for engine in engines) == 1)
-        tasks.append(asyncio.create_task(served.infer(ONE)))
-        await wait_until(lambda: sum(len(engine.calls) for engine in engines) == 2)
-        assert [engine.calls for engine in engines] == [[1], [1]]
-        gate.set()
-        await asyncio.gather(*tasks)
-        await served.drain()
-        served.close()
-        assert all(engine.closed for engine in engines)
-
-    run(work())
+    terms = ServingTerms(Settings(instances=2, warm_time=0))
+    served = Model("m", "1", ModelSource(single_variant(LoadSpec(open_engine))), terms)
+    served.load()
+    tasks = [asyncio.create_task(served.infer(ONE))]
+    await wait_until(lambda: sum(len(engine.calls) for engine in engines) == 1)
+    tasks.append(asyncio.create_task(served.infer(ONE)))
+    await wait_until(lambda: sum(len(engine.calls) for engine in engines) == 2)
+    assert [engine.calls for engine in engines] == [[1], [1]]
+    gate.set()
+    await asyncio.gather(*tasks)
+    await served.drain()
+    served.close()
+    assert all(engine.closed for engine in engines)
 
 
 @pytest.mark.parametrize(
@@ -295,32 +270,26 @@ def test_instances_run_side_by_side() -> None:
         ({**ONE, "w": np.ones(1)}, "unknown input 'w'"),
     ],
 )
-def test_inputs_are_checked_before_they_wait(inputs: dict[str, Array], says: str) -> None:
-    async def work() -> None:
-        engine = FunctionEngine()
-        served = model(engine)
-        served.load()
-        with pytest.raises(IngotError, match=says):
-            await served.infer(inputs)
-        assert engine.calls == []
-        served.close()
-
-    run(work())
+async def test_inputs_are_checked_before_they_wait(inputs: dict[str, Array], says: str) -> None:
+    engine = FunctionEngine()
+    served = model(engine)
+    served.load()
+    with pytest.raises(IngotError, match=says):
+        await served.infer(inputs)
+    assert engine.calls == []
+    served.close()
 
 
-def test_an_engine_that_ends_its_thread_fails_only_its_calls() -> None:
+async def test_an_engine_that_ends_its_thread_fails_only_its_calls() -> None:
     def leave(inputs: Any) -> Any:
         raise SystemExit
 
-    async def work() -> None:
-        served = model(FunctionEngine(leave))
-        served.load()
-        for _ in range(2):
-            with pytest.raises(InternalError):
-                await served.infer(ONE)
-        served.close()
-
-    run(work())
+    served = model(FunctionEngine(leave))
+    served.load()
+    for _ in range(2):
+        with pytest.raises(InternalError):
+            await served.infer(ONE)
+    served.close()
 
 
 def test_a_signature_that_is_not_the_engines_is_refused_and_the_engine_closed() -> None:
@@ -357,10 +326,10 @@ def test_an_engine_that_fails_while_it_is_timed_is_closed_and_not_served(call: i
         served.load()
     assert (served.state, engine.closed) == (State.FAILED, True)
     with pytest.raises(Unavailable, match="failed"):
-        run(served.infer(ONE))
+        asyncio.run(served.infer(ONE))
 
 
-def test_batches_stay_within_the_range_that_was_proved() -> None:
+async def test_batches_stay_within_the_range_that_was_proved() -> None:
     signature = Signature(
         (TensorSpec("x", DType.FP32, ("batch", 2)),),
         (TensorSpec("y", DType.FP32, ("batch", 2)),),
@@ -368,39 +337,33 @@ def test_batches_stay_within_the_range_that_was_proved() -> None:
         {"batch": Range(1, 4)},
     )
 
-    async def work() -> None:
-        gate = threading.Event()
-        engine = FunctionEngine(gate=gate)
-        served = model(engine, signature=signature)
-        served.load()
-        tasks = [asyncio.create_task(served.infer({"x": np.ones((3, 2), np.float32)})) for _ in range(6)]
-        await wait_until(lambda: engine.calls)
-        gate.set()
-        await asyncio.gather(*tasks)
-        assert max(engine.calls) <= 4
-        served.close()
-
-    run(work())
+    gate = threading.Event()
+    engine = FunctionEngine(gate=gate)
+    served = model(engine, signature=signature)
+    served.load()
+    tasks = [asyncio.create_task(served.infer({"x": np.ones((3, 2), np.float32)})) for _ in range(6)]
+    await wait_until(lambda: engine.calls)
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert max(engine.calls) <= 4
+    served.close()
 
 
-def test_clients_that_gave_up_do_not_fill_the_queue() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        engine = FunctionEngine(gate=gate)
-        served = model(engine, settings=Settings(warm_time=0, limits=Limits(max_queue=2)))
-        served.load()
-        running = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: engine.calls)
-        for _ in range(5):
-            with pytest.raises(DeadlineExceeded):
-                await served.infer(ONE, timeout=0.001)
-        staying = asyncio.create_task(served.infer(ONE))
-        await asyncio.sleep(0)
-        gate.set()
-        await asyncio.gather(running, staying)
-        served.close()
-
-    run(work())
+async def test_clients_that_gave_up_do_not_fill_the_queue() -> None:
+    gate = threading.Event()
+    engine = FunctionEngine(gate=gate)
+    served = model(engine, settings=Settings(warm_time=0, limits=Limits(max_queue=2)))
+    served.load()
+    running = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: engine.calls)
+    for _ in range(5):
+        with pytest.raises(DeadlineExceeded):
+            await served.infer(ONE, timeout=0.001)
+    staying = asyncio.create_task(served.infer(ONE))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(running, staying)
+    served.close()
 
 
 def test_a_server_is_ready_unless_a_model_is_missing_or_all_have_failed() -> None:

@@ -56,7 +56,7 @@ def explode(outcome: Outcome) -> None:
     raise ValueError("unforeseen failure")
 
 
-def test_parts_whose_outputs_do_not_fit_together_fail_their_request_and_no_other() -> None:
+async def test_parts_whose_outputs_do_not_fit_together_fail_their_request_and_no_other() -> None:
     def ragged(inputs: Mapping[str, Array]) -> dict[str, Array]:
         samples = len(inputs["x"])
         return {"y": np.zeros((samples, samples), np.float32)}
@@ -65,17 +65,14 @@ def test_parts_whose_outputs_do_not_fit_together_fail_their_request_and_no_other
         (TensorSpec("x", DType.FP32, ("batch", 2)),), (TensorSpec("y", DType.FP32, ("batch", "k")),), "batch"
     )
 
-    async def work() -> None:
-        served = loaded(FunctionEngine(ragged, signature), limits=Limits(max_batch=4))
-        large = asyncio.create_task(served.infer({"x": np.ones((6, 2), np.float32)}))
-        small = asyncio.create_task(served.infer(ONE))
-        with pytest.raises(InternalError, match="2 parts cannot be joined"):
-            await asyncio.wait_for(large, 30)
-        assert len((await asyncio.wait_for(small, 30))["y"]) == 1
-        await asyncio.wait_for(served.drain(), 30)
-        served.close()
-
-    asyncio.run(work())
+    served = loaded(FunctionEngine(ragged, signature), limits=Limits(max_batch=4))
+    large = asyncio.create_task(served.infer({"x": np.ones((6, 2), np.float32)}))
+    small = asyncio.create_task(served.infer(ONE))
+    with pytest.raises(InternalError, match="2 parts cannot be joined"):
+        await asyncio.wait_for(large, 30)
+    assert len((await asyncio.wait_for(small, 30))["y"]) == 1
+    await asyncio.wait_for(served.drain(), 30)
+    served.close()
 
 
 @pytest.mark.parametrize(("mixes", "result"), [(True, "differed"), (False, "agreed")])
@@ -156,132 +153,111 @@ def test_a_batch_that_cannot_be_learnt_from_is_answered(
     assert "no time at all" in caplog.text
 
 
-def test_times_of_small_rows_are_not_used_for_large_ones() -> None:
+async def test_times_of_small_rows_are_not_used_for_large_ones() -> None:
     def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
         time.sleep(0.002 * inputs["x"].shape[1])
         return {"y": inputs["x"]}
 
-    async def work() -> None:
-        engine = FunctionEngine(slow, WIDE)
-        small, large = np.ones((1, 5), np.float32), np.ones((1, 500), np.float32)
-        served = loaded(engine, (Golden({"x": small}, {"y": small}),), warm_time=0.1, limits=Limits(max_batch=4))
-        assert (await served.infer({"x": large}, timeout=20))["y"].shape == (1, 500)
-        calls = len(engine.calls)
-        with pytest.raises(DeadlineExceeded, match="the model takes"):  # as one call has shown by now
-            await served.infer({"x": large}, timeout=0.9)
-        assert len(engine.calls) == calls
-        # A hundredth of a second for the engine; the rest is for machines that are busy.
-        assert (await served.infer({"x": small}, timeout=0.9))["y"].shape == (1, 5)
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+    engine = FunctionEngine(slow, WIDE)
+    small, large = np.ones((1, 5), np.float32), np.ones((1, 500), np.float32)
+    served = loaded(engine, (Golden({"x": small}, {"y": small}),), warm_time=0.1, limits=Limits(max_batch=4))
+    assert (await served.infer({"x": large}, timeout=20))["y"].shape == (1, 500)
+    calls = len(engine.calls)
+    with pytest.raises(DeadlineExceeded, match="the model takes"):  # as one call has shown by now
+        await served.infer({"x": large}, timeout=0.9)
+    assert len(engine.calls) == calls
+    # A hundredth of a second for the engine; the rest is for machines that are busy.
+    assert (await served.infer({"x": small}, timeout=0.9))["y"].shape == (1, 5)
+    await served.drain()
+    served.close()
 
 
-def test_the_slo_ends_what_waits_behind_an_engine_that_hangs_and_spares_what_runs() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        engine = FunctionEngine(gate=gate)
-        served = loaded(engine, slo=0.05)
-        running = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: engine.calls)
-        with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
-            await asyncio.wait_for(served.infer(ONE), 20)
-        assert not running.done()
-        gate.set()
-        assert (await running)["y"].tolist() == [[2, 2]]
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+async def test_the_slo_ends_what_waits_behind_an_engine_that_hangs_and_spares_what_runs() -> None:
+    gate = threading.Event()
+    engine = FunctionEngine(gate=gate)
+    served = loaded(engine, slo=0.05)
+    running = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: engine.calls)
+    with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
+        await asyncio.wait_for(served.infer(ONE), 20)
+    assert not running.done()
+    gate.set()
+    assert (await running)["y"].tolist() == [[2, 2]]
+    await served.drain()
+    served.close()
 
 
-def test_a_timeout_of_the_client_also_ends_running_requests_for_any_slo() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        served = loaded(FunctionEngine(gate=gate), slo=1000)
-        with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
-            await asyncio.wait_for(served.infer(ONE, timeout=0.01), 20)
-        gate.set()
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+async def test_a_timeout_of_the_client_also_ends_running_requests_for_any_slo() -> None:
+    gate = threading.Event()
+    served = loaded(FunctionEngine(gate=gate), slo=1000)
+    with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
+        await asyncio.wait_for(served.infer(ONE, timeout=0.01), 20)
+    gate.set()
+    await served.drain()
+    served.close()
 
 
-def test_a_text_input_that_holds_no_text_is_refused_and_not_in_flight() -> None:
+async def test_a_text_input_that_holds_no_text_is_refused_and_not_in_flight() -> None:
     signature = Signature(
         (TensorSpec("x", DType.BYTES, ("batch", 1)),), (TensorSpec("y", DType.BYTES, ("batch", 1)),), "batch"
     )
 
-    async def work() -> None:
-        served = loaded(FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature))
-        with pytest.raises(InvalidArgument, match="BYTES"):
-            await served.infer({"x": np.array([[7]], object)})
-        assert served.statistics().described["in_flight"] == 0
-        await asyncio.wait_for(served.drain(), 30)
-        served.close()
-
-    asyncio.run(work())
+    served = loaded(FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature))
+    with pytest.raises(InvalidArgument, match="BYTES"):
+        await served.infer({"x": np.array([[7]], object)})
+    assert served.statistics().described["in_flight"] == 0
+    await asyncio.wait_for(served.drain(), 30)
+    served.close()
 
 
-def test_a_request_that_cannot_be_taken_in_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_cannot_be_taken_in_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise MemoryError("no room")
 
-    async def work() -> None:
-        served = loaded(FunctionEngine())
-        with monkeypatch.context() as patch:
-            patch.setattr("ingot.runtime.scheduling.scheduler.Scheduler.offer", fail)
-            with pytest.raises(MemoryError):
-                await served.infer(ONE)
-        assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
-        await asyncio.wait_for(served.drain(), 30)
-        served.close()
-
-    asyncio.run(work())
+    served = loaded(FunctionEngine())
+    with monkeypatch.context() as patch:
+        patch.setattr("ingot.runtime.scheduling.scheduler.Scheduler.offer", fail)
+        with pytest.raises(MemoryError):
+            await served.infer(ONE)
+    assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
+    await asyncio.wait_for(served.drain(), 30)
+    served.close()
 
 
-def test_the_clock_of_a_request_that_is_answered_holds_none_of_its_bytes() -> None:
-    async def work() -> None:
-        served = loaded(FunctionEngine())
-        array = np.ones((1, 2), np.float32)
-        gone = weakref.ref(array)
-        gc.disable()
-        try:
-            await served.infer({"x": array}, timeout=1000)
-            del array
-            await wait_until(lambda: gone() is None, 5)
-        finally:
-            gc.enable()
-        served.close()
-
-    asyncio.run(work())
+async def test_the_clock_of_a_request_that_is_answered_holds_none_of_its_bytes() -> None:
+    served = loaded(FunctionEngine())
+    array = np.ones((1, 2), np.float32)
+    gone = weakref.ref(array)
+    gc.disable()
+    try:
+        await served.infer({"x": array}, timeout=1000)
+        del array
+        await wait_until(lambda: gone() is None, 5)
+    finally:
+        gc.enable()
+    served.close()
 
 
-def test_the_clock_continues_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        engine = FunctionEngine(gate=gate)
-        served = loaded(engine)
-        running = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: engine.calls)
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        first = asyncio.create_task(served.infer(ONE, timeout=0.01))
-        second = asyncio.create_task(served.infer(ONE, timeout=0.03))
-        await asyncio.sleep(0)
-        remove = "ingot.runtime.scheduling.queue.Queue.remove"
-        with monkeypatch.context() as patch:
-            patch.setattr(remove, lambda queue, entry: 1 / 0)
-            with pytest.raises(DeadlineExceeded):
-                await asyncio.wait_for(first, 20)
+async def test_the_clock_continues_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    engine = FunctionEngine(gate=gate)
+    served = loaded(engine)
+    running = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: engine.calls)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    first = asyncio.create_task(served.infer(ONE, timeout=0.01))
+    second = asyncio.create_task(served.infer(ONE, timeout=0.03))
+    await asyncio.sleep(0)
+    remove = "ingot.runtime.scheduling.queue.Queue.remove"
+    with monkeypatch.context() as patch:
+        patch.setattr(remove, lambda queue, entry: 1 / 0)
         with pytest.raises(DeadlineExceeded):
-            await asyncio.wait_for(second, 20)
-        gate.set()
-        await running
-        served.close()
-
-    asyncio.run(work())
+            await asyncio.wait_for(first, 20)
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(second, 20)
+    gate.set()
+    await running
+    served.close()
 
 
 def test_times_that_are_up_at_once_disturb_no_later_request() -> None:
@@ -303,7 +279,7 @@ def test_times_that_are_up_at_once_disturb_no_later_request() -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 99])
-def test_the_event_loop_rests_while_requests_wait_for_engines_on_all_cores(
+async def test_the_event_loop_rests_while_requests_wait_for_engines_on_all_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
     rests: list[float | None] = []
@@ -318,24 +294,21 @@ def test_the_event_loop_rests_while_requests_wait_for_engines_on_all_cores(
     monkeypatch.setattr("ingot.runtime.dispatch.dispatcher.Semaphore", Watched)
     monkeypatch.setattr("ingot.runtime.loading.assembly.cpu_count", lambda: cores)
 
-    async def work() -> None:
-        engine = FunctionEngine(gate=gate)
-        served = loaded(engine)
-        first = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: engine.calls)
-        assert not rests  # no request waits
-        others = [asyncio.create_task(served.infer(ONE)) for _ in range(3)]
-        await wait_until(lambda: served.statistics().described["waiting"] == 3)
-        await asyncio.sleep(0)
-        assert bool(rests) == (cores == 1)
-        assert all(rest is not None and rest <= 0.002 for rest in rests)
-        gate.set()
-        for answer in await asyncio.gather(first, *others):
-            assert answer["y"].tolist() == [[2, 2]]
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+    engine = FunctionEngine(gate=gate)
+    served = loaded(engine)
+    first = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: engine.calls)
+    assert not rests  # no request waits
+    others = [asyncio.create_task(served.infer(ONE)) for _ in range(3)]
+    await wait_until(lambda: served.statistics().described["waiting"] == 3)
+    await asyncio.sleep(0)
+    assert bool(rests) == (cores == 1)
+    assert all(rest is not None and rest <= 0.002 for rest in rests)
+    gate.set()
+    for answer in await asyncio.gather(first, *others):
+        assert answer["y"].tolist() == [[2, 2]]
+    await served.drain()
+    served.close()
 
 
 def test_the_clock_of_a_large_request_that_is_answered_holds_none_of_its_outputs() -> None:
@@ -383,34 +356,30 @@ def test_parts_of_a_disconnected_client_are_not_joined(caplog: pytest.LogCapture
     assert not caplog.text
 
 
-def test_the_deadline_of_a_request_is_checked_with_the_time_of_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_deadline_of_a_request_is_checked_with_the_time_of_all_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The queue is empty, so a later attempt would fail as well."""
     takes({1: 0.1, 4: 0.2}, monkeypatch)
 
-    async def work() -> None:
-        served = loaded(FunctionEngine(), limits=Limits(max_batch=4), slo=0.5)
-        with pytest.raises(DeadlineExceeded, match=r"475ms, and the model takes 1s; allow more .* slo of 500ms"):
-            await served.infer({"x": np.ones((20, 2), np.float32)})
-        with pytest.raises(DeadlineExceeded, match=r"allows 800ms, and the model takes 1s; allow more time$"):
-            await served.infer({"x": np.ones((20, 2), np.float32)}, timeout=0.8)
-        assert len((await served.infer({"x": np.ones((8, 2), np.float32)}))["y"]) == 8
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+    served = loaded(FunctionEngine(), limits=Limits(max_batch=4), slo=0.5)
+    with pytest.raises(DeadlineExceeded, match=r"475ms, and the model takes 1s; allow more .* slo of 500ms"):
+        await served.infer({"x": np.ones((20, 2), np.float32)})
+    with pytest.raises(DeadlineExceeded, match=r"allows 800ms, and the model takes 1s; allow more time$"):
+        await served.infer({"x": np.ones((20, 2), np.float32)}, timeout=0.8)
+    assert len((await served.infer({"x": np.ones((8, 2), np.float32)}))["y"]) == 8
+    await served.drain()
+    served.close()
 
 
-def test_a_request_of_more_parts_than_may_wait_is_one_request() -> None:
-    async def work() -> None:
-        served = loaded(FunctionEngine(), limits=Limits(max_batch=1, max_queue=10))
-        assert len((await served.infer({"x": np.ones((50, 2), np.float32)}))["y"]) == 50
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+async def test_a_request_of_more_parts_than_may_wait_is_one_request() -> None:
+    served = loaded(FunctionEngine(), limits=Limits(max_batch=1, max_queue=10))
+    assert len((await served.infer({"x": np.ones((50, 2), np.float32)}))["y"]) == 50
+    await served.drain()
+    served.close()
 
 
-def test_the_parts_of_a_large_request_come_to_the_queue_a_few_at_a_time() -> None:
+async def test_the_parts_of_a_large_request_come_to_the_queue_a_few_at_a_time() -> None:
     ran: list[float] = []
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -424,108 +393,94 @@ def test_the_parts_of_a_large_request_come_to_the_queue_a_few_at_a_time() -> Non
     served = loaded(engine, limits=Limits(max_batch=1, max_queue=10))
     large = np.arange(200, dtype=np.float32).reshape(100, 2)
 
-    async def work() -> None:
-        before = len(ran)
-        many = asyncio.create_task(served.infer({"x": large}))
-        await wait_until(lambda: engine.calls)
-        assert served.statistics().described["waiting"] == 1
-        others = [
-            asyncio.create_task(served.infer({"x": np.full((1, 2), -1 - number, np.float32)})) for number in range(9)
-        ]
-        await wait_until(lambda: served.statistics().described["waiting"] == 10)
-        with pytest.raises(Unavailable, match=r"the queue is full \(10 requests wait\)"):
-            await served.infer(ONE)
-        gate.set()
-        assert ((await many)["y"] == 2 * large).all()
-        assert [(await other)["y"][0, 0] for other in others] == [-2 * (1 + number) for number in range(9)]
-        assert max(waiting) <= 10
-        assert max(ran.index(-1 - number) for number in range(9)) - before <= 20
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+    before = len(ran)
+    many = asyncio.create_task(served.infer({"x": large}))
+    await wait_until(lambda: engine.calls)
+    assert served.statistics().described["waiting"] == 1
+    others = [asyncio.create_task(served.infer({"x": np.full((1, 2), -1 - number, np.float32)})) for number in range(9)]
+    await wait_until(lambda: served.statistics().described["waiting"] == 10)
+    with pytest.raises(Unavailable, match=r"the queue is full \(10 requests wait\)"):
+        await served.infer(ONE)
+    gate.set()
+    assert ((await many)["y"] == 2 * large).all()
+    assert [(await other)["y"][0, 0] for other in others] == [-2 * (1 + number) for number in range(9)]
+    assert max(waiting) <= 10
+    assert max(ran.index(-1 - number) for number in range(9)) - before <= 20
+    await served.drain()
+    served.close()
 
 
 @pytest.mark.parametrize("ending", ["an answer", "a client that leaves", "a failure"])
-def test_all_bytes_of_a_large_request_count_while_it_waits_and_none_after(ending: str) -> None:
+async def test_all_bytes_of_a_large_request_count_while_it_waits_and_none_after(ending: str) -> None:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         if ending == "a failure":
             raise RuntimeError
         return {"y": inputs["x"]}
 
-    async def work() -> None:
-        gate = threading.Event()
-        engine = FunctionEngine(run, gate=gate)
-        served = loaded(engine, limits=Limits(max_batch=1, max_queue_bytes=1000))
-        assert served._dispatcher is not None
-        queue = served._dispatcher._scheduler._queue
-        first = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: engine.calls)
-        large = asyncio.create_task(served.infer({"x": np.ones((100, 2), np.float32)}))
-        await wait_until(lambda: queue.count)
-        assert queue.nbytes == 800
-        with pytest.raises(Unavailable, match="the queue is full"):
-            await served.infer({"x": np.ones((30, 2), np.float32)})
-        if ending == "a client that leaves":
-            large.cancel()
-            await asyncio.wait([large])
-            assert queue.nbytes == 0
-        gate.set()
-        await asyncio.wait([first, large])
-        assert (queue.nbytes, queue.count) == (0, 0)
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+    gate = threading.Event()
+    engine = FunctionEngine(run, gate=gate)
+    served = loaded(engine, limits=Limits(max_batch=1, max_queue_bytes=1000))
+    assert served._dispatcher is not None
+    queue = served._dispatcher._scheduler._queue
+    first = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: engine.calls)
+    large = asyncio.create_task(served.infer({"x": np.ones((100, 2), np.float32)}))
+    await wait_until(lambda: queue.count)
+    assert queue.nbytes == 800
+    with pytest.raises(Unavailable, match="the queue is full"):
+        await served.infer({"x": np.ones((30, 2), np.float32)})
+    if ending == "a client that leaves":
+        large.cancel()
+        await asyncio.wait([large])
+        assert queue.nbytes == 0
+    gate.set()
+    await asyncio.wait([first, large])
+    assert (queue.nbytes, queue.count) == (0, 0)
+    await served.drain()
+    served.close()
 
 
-def test_all_text_of_a_large_request_counts_while_it_waits_and_none_after() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        signature = Signature(
-            (TensorSpec("x", DType.BYTES, ("batch", 1)),), (TensorSpec("y", DType.BYTES, ("batch", 1)),), "batch"
-        )
-        engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature, gate)
-        served = loaded(engine, limits=Limits(max_batch=1, max_queue_bytes=10_000))
-        assert served._dispatcher is not None
-        queue = served._dispatcher._scheduler._queue
-        first = asyncio.create_task(served.infer({"x": np.array([[b"a"]], object)}))
-        await wait_until(lambda: engine.calls)
-        large = asyncio.create_task(served.infer({"x": np.array([[b"a" * 92]] * 80, object)}))
-        await wait_until(lambda: queue.count)
-        assert queue.nbytes == 80 * 100
-        with pytest.raises(Unavailable, match="the queue is full"):
-            await served.infer({"x": np.array([[b"a" * 92]] * 30, object)})
-        assert queue.nbytes == 80 * 100
-        gate.set()
-        await first
-        assert (await large)["y"].shape == (80, 1)
-        assert (queue.nbytes, queue.count) == (0, 0)
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+async def test_all_text_of_a_large_request_counts_while_it_waits_and_none_after() -> None:
+    gate = threading.Event()
+    signature = Signature(
+        (TensorSpec("x", DType.BYTES, ("batch", 1)),), (TensorSpec("y", DType.BYTES, ("batch", 1)),), "batch"
+    )
+    engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature, gate)
+    served = loaded(engine, limits=Limits(max_batch=1, max_queue_bytes=10_000))
+    assert served._dispatcher is not None
+    queue = served._dispatcher._scheduler._queue
+    first = asyncio.create_task(served.infer({"x": np.array([[b"a"]], object)}))
+    await wait_until(lambda: engine.calls)
+    large = asyncio.create_task(served.infer({"x": np.array([[b"a" * 92]] * 80, object)}))
+    await wait_until(lambda: queue.count)
+    assert queue.nbytes == 80 * 100
+    with pytest.raises(Unavailable, match="the queue is full"):
+        await served.infer({"x": np.array([[b"a" * 92]] * 30, object)})
+    assert queue.nbytes == 80 * 100
+    gate.set()
+    await first
+    assert (await large)["y"].shape == (80, 1)
+    assert (queue.nbytes, queue.count) == (0, 0)
+    await served.drain()
+    served.close()
 
 
-def test_a_request_of_which_the_first_parts_alone_are_taken_in_leaves_no_trace() -> None:
-    async def work() -> None:
-        gate = threading.Event()
-        engine = FunctionEngine(gate=gate)
-        served = loaded(engine, limits=Limits(max_batch=4, max_queue_bytes=60))
-        first = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: engine.calls)
-        second = asyncio.create_task(served.infer(ONE))
-        await wait_until(lambda: served.statistics().described["waiting"])
-        with pytest.raises(Unavailable, match="the queue is full"):
-            await served.infer({"x": np.ones((8, 2), np.float32)})  # of two parts of 32 bytes
-        told = served.statistics().described
-        assert (told["waiting"], told["in_flight"]) == (1, 2)
-        gate.set()
-        assert [len((await answer)["y"]) for answer in (first, second)] == [1, 1]
-        await served.drain()
-        served.close()
-
-    asyncio.run(work())
+async def test_a_request_of_which_the_first_parts_alone_are_taken_in_leaves_no_trace() -> None:
+    gate = threading.Event()
+    engine = FunctionEngine(gate=gate)
+    served = loaded(engine, limits=Limits(max_batch=4, max_queue_bytes=60))
+    first = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: engine.calls)
+    second = asyncio.create_task(served.infer(ONE))
+    await wait_until(lambda: served.statistics().described["waiting"])
+    with pytest.raises(Unavailable, match="the queue is full"):
+        await served.infer({"x": np.ones((8, 2), np.float32)})  # of two parts of 32 bytes
+    told = served.statistics().described
+    assert (told["waiting"], told["in_flight"]) == (1, 2)
+    gate.set()
+    assert [len((await answer)["y"]) for answer in (first, second)] == [1, 1]
+    await served.drain()
+    served.close()
 
 
 def test_an_slo_that_the_model_cannot_keep_is_reported_on_load(

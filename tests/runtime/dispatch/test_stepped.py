@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -90,10 +90,6 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
-
-
 class Panic(BaseException):
     pass
 
@@ -111,137 +107,116 @@ def panic(values: Values) -> Values:
     ids=["panic", "tensors"],
 )
 @pytest.mark.parametrize("size", [1, 600], ids=["in the loop", "in a thread"])
-def test_each_failure_of_a_step_is_an_answer(prepare: Apply, message: str, size: int) -> None:
-    async def work() -> None:
-        case = Case(prepare, size=size)
-        case.gate.set()
-        case.ask()
-        await case.quiet()
-        [answer] = case.answers
-        assert isinstance(answer, InternalError)
-        assert message in str(answer)
-        assert case.stepped.waiting == 0
-        assert not case.tensors.requests
-
-    run(work())
+async def test_each_failure_of_a_step_is_an_answer(prepare: Apply, message: str, size: int) -> None:
+    case = Case(prepare, size=size)
+    case.gate.set()
+    case.ask()
+    await case.quiet()
+    [answer] = case.answers
+    assert isinstance(answer, InternalError)
+    assert message in str(answer)
+    assert case.stepped.waiting == 0
+    assert not case.tensors.requests
 
 
-def test_a_cancelled_request_is_not_prepared_and_its_tensors_are_cancelled() -> None:
-    async def work() -> None:
-        case = Case()
-        running, queued = case.ask(b"running"), case.ask(b"queued")
-        await wait_until(lambda: case.started)
-        queued.cancel()
-        case.gate.set()
-        await wait_until(lambda: case.tensors.requests)
-        running.cancel()
-        await case.quiet()
-        await wait_until(lambda: not case.stepped.waiting)
-        assert case.prepared == [b"running"]
-        assert case.tensors.cancelled == 1
-        case.tensors.requests[0].reply(SMALL)
-        assert case.answers == []
-
-    run(work())
+async def test_a_cancelled_request_is_not_prepared_and_its_tensors_are_cancelled() -> None:
+    case = Case()
+    running, queued = case.ask(b"running"), case.ask(b"queued")
+    await wait_until(lambda: case.started)
+    queued.cancel()
+    case.gate.set()
+    await wait_until(lambda: case.tensors.requests)
+    running.cancel()
+    await case.quiet()
+    await wait_until(lambda: not case.stepped.waiting)
+    assert case.prepared == [b"running"]
+    assert case.tensors.cancelled == 1
+    case.tensors.requests[0].reply(SMALL)
+    assert case.answers == []
 
 
-def test_short_texts_are_prepared_in_the_event_loop_after_their_submission() -> None:
-    async def work() -> None:
-        case = Case(size=1)
-        case.gate.set()
-        case.ask(b"short")
-        cancelled = case.ask(b"left")
-        assert case.threads == []
-        cancelled.cancel()
-        case.ask(b"long" * 200)
-        await wait_until(lambda: len(case.tensors.requests) == 2)
-        assert case.prepared == [b"short", b"long" * 200]
-        assert case.threads[0] == threading.current_thread().name
-        assert case.threads[1].startswith("first-steps")
-        assert case.stepped.waiting == 0
-
-    run(work())
+async def test_short_texts_are_prepared_in_the_event_loop_after_their_submission() -> None:
+    case = Case(size=1)
+    case.gate.set()
+    case.ask(b"short")
+    cancelled = case.ask(b"left")
+    assert case.threads == []
+    cancelled.cancel()
+    case.ask(b"long" * 200)
+    await wait_until(lambda: len(case.tensors.requests) == 2)
+    assert case.prepared == [b"short", b"long" * 200]
+    assert case.threads[0] == threading.current_thread().name
+    assert case.threads[1].startswith("first-steps")
+    assert case.stepped.waiting == 0
 
 
-def test_a_full_queue_and_a_clients_share() -> None:
-    async def work() -> None:
-        case = Case(limits=Limits(max_queue=8))
-        asked = [case.ask(client="a") for _ in range(7)]
-        with pytest.raises(Unavailable, match="7 requests of this client wait, and the rest of the queue is kept for"):
-            case.ask(client="a")
-        asked.append(case.ask(client="b"))
-        with pytest.raises(Unavailable, match=r"the queue is full \(8 requests wait\)"):
-            case.ask(client="c")
-        for raw in asked:
-            raw.cancel()
-        case.gate.set()
-        await wait_until(lambda: not case.stepped.waiting)
+async def test_a_full_queue_and_a_clients_share() -> None:
+    case = Case(limits=Limits(max_queue=8))
+    asked = [case.ask(client="a") for _ in range(7)]
+    with pytest.raises(Unavailable, match="7 requests of this client wait, and the rest of the queue is kept for"):
         case.ask(client="a")
-        await wait_until(lambda: case.tensors.requests)
-
-    run(work())
-
-
-def test_a_deadline_is_kept_before_and_after_the_graph() -> None:
-    async def work() -> None:
-        case = Case()
-        case.ask(b"running")
-        case.ask(b"late", timeout=0.01)
-        await wait_until(lambda: case.answers)
-        [late] = case.answers
-        assert isinstance(late, DeadlineExceeded)
-        assert str(late) == "model 'm' did not answer within 0.01 s"
-        case.gate.set()
-        await wait_until(lambda: not case.stepped.waiting)
-        assert case.prepared == [b"running"]
-        case.ask(timeout=30)
-        await wait_until(lambda: len(case.tensors.requests) == 2)
-        left = case.tensors.requests[1].timeout
-        assert left is not None
-        assert 0 < left < 30
-
-    run(work())
+    asked.append(case.ask(client="b"))
+    with pytest.raises(Unavailable, match=r"the queue is full \(8 requests wait\)"):
+        case.ask(client="c")
+    for raw in asked:
+        raw.cancel()
+    case.gate.set()
+    await wait_until(lambda: not case.stepped.waiting)
+    case.ask(client="a")
+    await wait_until(lambda: case.tensors.requests)
 
 
-def test_requests_that_wait_fail_when_the_graph_cannot_run() -> None:
-    async def work() -> None:
-        case = Case()
-        case.ask(b"running")
-        case.ask(b"queued")
-        await wait_until(lambda: case.started)
-        case.stepped.fail(Unavailable("model 'm' is stuck"))
-        assert [str(answer) for answer in case.answers] == ["model 'm' is stuck"] * 2
-        await case.quiet()
-        case.gate.set()
-        await wait_until(lambda: not case.stepped.waiting)
-        assert not case.tensors.requests
-        assert case.prepared == [b"running"]
+async def test_a_deadline_is_kept_before_and_after_the_graph() -> None:
+    case = Case()
+    case.ask(b"running")
+    case.ask(b"late", timeout=0.01)
+    await wait_until(lambda: case.answers)
+    [late] = case.answers
+    assert isinstance(late, DeadlineExceeded)
+    assert str(late) == "model 'm' did not answer within 0.01 s"
+    case.gate.set()
+    await wait_until(lambda: not case.stepped.waiting)
+    assert case.prepared == [b"running"]
+    case.ask(timeout=30)
+    await wait_until(lambda: len(case.tensors.requests) == 2)
+    left = case.tensors.requests[1].timeout
+    assert left is not None
+    assert 0 < left < 30
 
-    run(work())
+
+async def test_requests_that_wait_fail_when_the_graph_cannot_run() -> None:
+    case = Case()
+    case.ask(b"running")
+    case.ask(b"queued")
+    await wait_until(lambda: case.started)
+    case.stepped.fail(Unavailable("model 'm' is stuck"))
+    assert [str(answer) for answer in case.answers] == ["model 'm' is stuck"] * 2
+    await case.quiet()
+    case.gate.set()
+    await wait_until(lambda: not case.stepped.waiting)
+    assert not case.tensors.requests
+    assert case.prepared == [b"running"]
 
 
-def test_draining_waits_for_answers_and_large_outputs_are_finished_in_another_thread() -> None:
-    async def work() -> None:
-        case = Case()
-        case.gate.set()
-        case.ask(b"small")
-        case.ask(b"large")
-        await wait_until(lambda: len(case.tensors.requests) == 2)
-        case.gate.clear()
-        case.ask(b"queued")  # what ends does not wait for its thread
-        draining = asyncio.create_task(case.stepped.wait_quiet())
-        case.tensors.requests[0].reply(SMALL)
-        case.tensors.requests[1].reply(LARGE)
-        await wait_until(lambda: len(case.answers) == 2)
-        assert case.threads[-2] == threading.current_thread().name
-        assert case.threads[-1].startswith("ingot-last-steps")
-        assert not draining.done()
-        case.gate.set()
-        await wait_until(lambda: len(case.tensors.requests) == 3)
-        case.tensors.requests[2].reply(SMALL)
-        await asyncio.wait_for(draining, 30)
-        answer = case.answers[1]
-        assert isinstance(answer, dict)
-        assert answer["score"] is LARGE["logits"]
-
-    run(work())
+async def test_draining_waits_for_answers_and_large_outputs_are_finished_in_another_thread() -> None:
+    case = Case()
+    case.gate.set()
+    case.ask(b"small")
+    case.ask(b"large")
+    await wait_until(lambda: len(case.tensors.requests) == 2)
+    case.gate.clear()
+    case.ask(b"queued")  # what ends does not wait for its thread
+    draining = asyncio.create_task(case.stepped.wait_quiet())
+    case.tensors.requests[0].reply(SMALL)
+    case.tensors.requests[1].reply(LARGE)
+    await wait_until(lambda: len(case.answers) == 2)
+    assert case.threads[-2] == threading.current_thread().name
+    assert case.threads[-1].startswith("ingot-last-steps")
+    assert not draining.done()
+    case.gate.set()
+    await wait_until(lambda: len(case.tensors.requests) == 3)
+    case.tensors.requests[2].reply(SMALL)
+    await asyncio.wait_for(draining, 30)
+    answer = case.answers[1]
+    assert isinstance(answer, dict)
+    assert answer["score"] is LARGE["logits"]
