@@ -306,7 +306,7 @@ class Dispatcher(Owner):
         """Release bytes of a client's parts that are not queued yet."""
         self._scheduler.release(nbytes, client)
 
-    def left(self, pending: Pending, outcome: Outcome | None) -> None:
+    def over(self, pending: Pending, outcome: Outcome | None) -> None:
         """Record that a request is over."""
         if outcome is not None:
             seconds = _clock() - pending.arrived

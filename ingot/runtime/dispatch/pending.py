@@ -49,7 +49,7 @@ class Owner(ABC):
     """The component that accepted the requests. It is not a protocol, whose methods compiled code calls slowly."""
 
     @abstractmethod
-    def left(self, pending: Pending, outcome: Outcome | None) -> None:
+    def over(self, pending: Pending, outcome: Outcome | None) -> None:
         """Record that a request is over, with its outcome, or None if it was cancelled."""
 
     @abstractmethod
@@ -271,7 +271,7 @@ def _settle(pending: Pending, outcome: Outcome) -> None:
     # Drop all references: replies lead back here, and a reference cycle would keep the request's bytes until the
     # garbage collector runs.
     reply, pending.reply = pending.reply, ignore
-    pending.owner.left(pending, outcome)
+    pending.owner.over(pending, outcome)
     try:
         reply(outcome)
     except Exception:  # the same callback answers other requests
@@ -283,7 +283,7 @@ def _cancel(pending: Pending) -> None:
     if not pending.done:
         pending.done = True
         pending.reply = ignore
-        pending.owner.left(pending, None)
+        pending.owner.over(pending, None)
         pending.drop()
 
 

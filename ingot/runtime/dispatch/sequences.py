@@ -199,7 +199,7 @@ class Sequences:
         self._next(sequence)
         reply(outcome)
 
-    def left(self, turn: _Turn) -> None:
+    def over(self, turn: _Turn) -> None:
         """Continue after a request that was cancelled or expired."""
         sequence = turn.sequence
         if sequence.running is turn:
@@ -301,11 +301,11 @@ class _Turn:
         self.finish()
         if self.work is not None:
             self.work.cancel()
-        self._owner.left(self)
+        self._owner.over(self)
 
     def expire(self) -> None:
         """Fail while earlier requests of the sequence still run; one that runs is failed by the model."""
         if not self.done and self.work is None:
             reply = self.finish()
-            self._owner.left(self)
+            self._owner.over(self)
             reply(DeadlineExceeded("earlier requests of the sequence were not answered within the timeout"))

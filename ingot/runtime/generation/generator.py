@@ -200,7 +200,7 @@ class Generator:
         self._made.inc()
         (self._first if first else self._between).observe(now - since)
 
-    def left(self, answer: _Answer, outcome: Outcome | None) -> None:
+    def over(self, answer: _Answer, outcome: Outcome | None) -> None:
         """Count a request that is over; a dropped one has no outcome."""
         del self._answers[answer.row]
         if outcome is not None:
@@ -285,12 +285,12 @@ class _Answer:
         """Drop the request, as its client left, or has the tokens that it wants."""
         if not self.done:
             self.done, self._reply = True, ignore
-            self._owner.left(self, {} if self._stream.enough else None)
+            self._owner.over(self, {} if self._stream.enough else None)
 
     def _settle(self, outcome: Outcome) -> None:
         self.done = True
         reply, self._reply = self._reply, ignore  # it leads back to its request, which would be a reference cycle
-        self._owner.left(self, outcome)
+        self._owner.over(self, outcome)
         attempt("a reply failed", reply, outcome)
 
 

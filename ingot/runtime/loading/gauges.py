@@ -78,7 +78,7 @@ class ModelGauges:
         reason = fallback or placement.reason
         return {"placement": reason} if reason else {}
 
-    def left(self) -> None:
+    def leave_devices(self) -> None:
         """Stop showing the memory of GPUs, which the model has left."""
         self._show_memory(shown=False)
         self._show_fallback(shown=False)

@@ -148,7 +148,7 @@ class ModelLoader:
 
     def leave_devices(self) -> None:
         """Stop counting on GPUs."""
-        self._gauges.left()
+        self._gauges.leave_devices()
         if self.placement is not None:
             self.placement.release()
             self.placement = None

@@ -22,6 +22,8 @@ from ingot.steps.completion.texts import CompletionTexts
 
 AT_ONCE = 1 << 11
 """Characters of prompts that the event loop tokenizes itself, in some 0.5 ms."""
+OPENAI_TOKENS, TRANSFORMERS_TOKENS = 16, 20
+"""New tokens where neither request nor model says: as OpenAI's completions, and as generate() of transformers."""
 
 
 @dataclass(frozen=True)

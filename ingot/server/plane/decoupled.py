@@ -24,8 +24,8 @@ from ingot.tensors import Array
 
 T = TypeVar("T", int, float)
 
-# Parameters of the request as a whole, not of each call.
-_WHOLE = frozenset(("max_steps", "sequence_end", "sequence_start", "timeout", "triton_enable_empty_final_response"))
+# Parameters of the request, which its calls do not repeat.
+_ONCE = frozenset(("max_steps", "sequence_end", "sequence_start", "timeout", "triton_enable_empty_final_response"))
 
 
 async def answers(
@@ -67,7 +67,7 @@ async def answers(
     own = model.sequential and "sequence_id" not in parameters
     if own:
         parameters |= {"sequence_id": secrets.token_hex(16), "sequence_start": True}
-    common = {name: value for name, value in parameters.items() if name not in _WHOLE}
+    common = {name: value for name, value in parameters.items() if name not in _ONCE}
     begun = {**common, "sequence_start": True} if parameters.get("sequence_start") else common
     first, others = (_template(template, each) for each in (begun, common))
     inputs: Mapping[str, Array] = reachable(request.inputs, {})

@@ -18,7 +18,7 @@ from ingot.protocol.requests import InferRequest, InferResponse, Route, priority
 from ingot.runtime.generation.requests import GenerationRequest
 from ingot.runtime.model import Model
 from ingot.server.net import compression
-from ingot.server.plane.completion import AT_ONCE, Decoder, Wanted, decoder_of, note, pieces, prompt_ids
+from ingot.server.plane.completion import AT_ONCE, OPENAI_TOKENS, Decoder, Wanted, decoder_of, note, pieces, prompt_ids
 from ingot.server.plane.counters import Counters
 from ingot.server.plane.fields import Fields
 from ingot.server.plane.sampling import choosing
@@ -29,10 +29,8 @@ NAMES: Mapping[str, str] = MappingProxyType({"text": "text", "text_input": "text
 """The inputs for a prompt, each with its output; the second pair is that of Triton's backends."""
 _TEXT = (TensorSpec("text", DType.BYTES, (1,)),)
 _SIGNATURE = Signature(_TEXT, _TEXT)
-# Parameters of the protocol, not of the choice of tokens.
-_OF_PROTOCOL = frozenset(("timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"))
-# Tokens of an answer if neither the request nor the model says.
-_TOKENS = 16
+# Parameters that requests for any model have; those of a decoder also say how tokens are chosen.
+_GENERAL = frozenset(("timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"))
 
 Reply = Callable[[InferResponse | IngotError], None]
 
@@ -56,7 +54,7 @@ def check_parameters(parameters: Mapping[str, object]) -> None:
     Raises:
         InvalidArgument: there is one that would be ignored.
     """
-    if unknown := sorted(parameters.keys() - _OF_PROTOCOL):
+    if unknown := sorted(parameters.keys() - _GENERAL):
         raise InvalidArgument(
             f"parameter '{unknown[0]}' is for prompts as text, in the input 'text' or 'text_input'; "
             "a request for tokens has none: leave it out"
@@ -142,9 +140,9 @@ async def _read(decoder: Decoder, request: InferRequest, *, streamed: bool) -> _
         text = item.decode() if isinstance(item, bytes) else str(item)
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"input '{name}' is not UTF-8: {error}") from error
-    fields = Fields({key: value for key, value in template.parameters.items() if key not in _OF_PROTOCOL}, "parameters")
+    fields = Fields({key: value for key, value in template.parameters.items() if key not in _GENERAL}, "parameters")
     chosen = choosing(fields, decoder.generation)
-    most = fields.count("max_tokens", decoder.generation.defaults.max_new_tokens or _TOKENS)
+    most = fields.count("max_tokens", decoder.generation.defaults.max_new_tokens or OPENAI_TOKENS)
     if (stream := fields.flag("stream")) is not None and stream != streamed:
         raise InvalidField("parameters.stream", f"is {stream}; use {_PLACES[stream]}, or leave it out")
     without, before = fields.flag("exclude_input_in_output"), ""

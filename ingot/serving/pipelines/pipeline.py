@@ -247,7 +247,7 @@ class Pipeline:
         self._items[node.name] += items
         self._seconds[node.name].observe(seconds)
 
-    def left(self, run: Run, outcome: Outcome | None) -> None:
+    def over(self, run: Run, outcome: Outcome | None) -> None:
         """Count a request that is over; None if it was cancelled."""
         if run not in self._runs:
             return

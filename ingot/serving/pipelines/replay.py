@@ -84,5 +84,5 @@ class _Uncounted:
     def spent(self, node: PlannedNode, seconds: float, items: int) -> None:
         pass
 
-    def left(self, run: Run, outcome: Outcome | None) -> None:
+    def over(self, run: Run, outcome: Outcome | None) -> None:
         pass

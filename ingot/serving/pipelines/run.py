@@ -40,7 +40,7 @@ class Owner(Protocol):
     def spent(self, node: PlannedNode, seconds: float, items: int) -> None:
         """Count a node that has ended."""
 
-    def left(self, run: Run, outcome: Outcome | None) -> None:
+    def over(self, run: Run, outcome: Outcome | None) -> None:
         """Record that a request is over, with its outcome, or None if it was cancelled."""
 
 
@@ -101,7 +101,7 @@ class Run:
         """Drop the request, as its client left, and cancel its nodes."""
         if not self.done:
             self._end()
-            self._owner.left(self, None)
+            self._owner.over(self, None)
 
     def fail(self, error: IngotError) -> None:
         """Answer the request with an error, and cancel its nodes."""
@@ -275,7 +275,7 @@ class Run:
             return
         reply = self.request.reply
         self._end()
-        self._owner.left(self, outcome)
+        self._owner.over(self, outcome)
         CONTEXT.set(self._context)
         attempt("a reply failed", reply, outcome)  # the caller may answer other requests too
 

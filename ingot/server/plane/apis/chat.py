@@ -10,19 +10,16 @@ from ingot.errors import InvalidArgument, InvalidField, quoted
 from ingot.runtime.generation.requests import Token
 from ingot.server.net import compression
 from ingot.server.plane.apis.completing import (
+    Asked,
     Form,
     Job,
     answer,
-    answers_of,
     check_ids,
-    ignored,
     logprob,
-    named,
-    streams,
 )
 from ingot.server.plane.fields import Fields, check_count
 from ingot.server.plane.handlers import Call, Events
-from ingot.server.plane.sampling import choosing, top_count
+from ingot.server.plane.sampling import top_count
 
 _MOST_MESSAGES = 2048
 # Variables of a template that requests do not set.
@@ -53,18 +50,15 @@ async def chat(call: Call) -> dict[str, Any] | Events:
         IngotError: as for :func:`ingot.server.plane.completion.pieces`.
     """
     fields = Fields(call.content)
-    name = fields.text("model")
-    decoder = named(call, name)
+    asked = Asked.of(call, fields)
+    name, decoder = asked.name, asked.decoder
     if not decoder.texts.chats:
         raise InvalidField("model", f"is '{name}', which has no chat template; send its prompt to /v1/completions")
     messages = _messages(fields.any("messages"))
     options = _options(fields)
-    answers = answers_of(fields)
-    chosen = choosing(fields, decoder.generation)
     max_tokens = _max_tokens(fields, decoder.generation.defaults.max_new_tokens)
-    logprobs, (stream, usage) = _logprobs(fields), streams(fields)
+    logprobs = _logprobs(fields)
     fields.neutral(_NEUTRAL)
-    ignored(fields)
     fields.end()
     try:
         # A template is a program, so it never runs in the event loop.
@@ -72,7 +66,7 @@ async def chat(call: Call) -> dict[str, Any] | Events:
     except InvalidArgument as error:
         raise InvalidField("messages", f"make no prompt: {error}") from error
     check_ids([ids], decoder.generation.vocab, "messages")
-    job = Job(decoder, name, [ids], answers, chosen, max_tokens, logprobs, stream, usage)
+    job = Job(asked, [ids], max_tokens, logprobs)
     return await answer(call, job, _Messages(decoder.texts.tokens, logprobs=logprobs is not None))
 
 

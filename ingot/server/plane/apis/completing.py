@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ingot.runtime.generation.requests import GenerationRequest, Token
 from ingot.server.plane.completion import Decoder, Piece, Wanted, decoder_of, merged, pieces
 from ingot.server.plane.fields import Fields
 from ingot.server.plane.handlers import Call, Events
-from ingot.server.plane.sampling import Choosing
+from ingot.server.plane.sampling import Choosing, choosing
 from ingot.steps.completion.detokenizer import TokenTexts
 
 MOST_CHOICES = 128
@@ -25,54 +25,73 @@ MOST_CHOICES = 128
 # JSON has no infinity; other servers send this for tokens that cannot be chosen.
 _LOWEST = -9999.0
 
-NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "logit_bias": ({},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-}
-"""Fields of which this server accepts the values that change nothing."""
+_NEUTRAL: Mapping[str, Sequence[Any]] = {"logit_bias": ({},), "service_tier": ("auto", "default"), "store": (False,)}
+# Fields for OpenAI's own records.
+_IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
 
 @dataclass(frozen=True)
-class Job:
-    """A request that was read.
+class Asked:
+    """The fields that both APIs read alike.
 
     Attributes:
         name: of the model, as the client wrote it.
-        prompts: tokens of each prompt.
         answers: to each prompt.
-        logprobs: as in a :class:`GenerationRequest`.
         stream: whether pieces are sent as they come.
         usage: whether the stream ends with the numbers of tokens.
     """
 
-    decoder: Decoder
     name: str
-    prompts: Sequence[Sequence[int]]
+    decoder: Decoder
     answers: int
     choosing: Choosing
-    max_tokens: int | None
-    logprobs: int | None
     stream: bool
     usage: bool
 
+    @classmethod
+    def of(cls, call: Call, fields: Fields, prompts: int = 1) -> Self:
+        """Read the fields, and those that change no answer.
+
+        Raises:
+            InvalidField: a value is wrong.
+            IngotError: as for :func:`decoder_of`.
+        """
+        name = fields.text("model")
+        base, _, version = name.partition(":")
+        decoder = decoder_of(call.plane.repository.get(base, version))
+        found = cls(name, decoder, answers_of(fields, prompts), choosing(fields, decoder.generation), *_streams(fields))
+        for ignored in _IGNORED:
+            fields.any(ignored)
+        fields.neutral(_NEUTRAL)
+        return found
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that was read; ``prompts`` are the tokens of each, ``logprobs`` as in a :class:`GenerationRequest`."""
+
+    asked: Asked
+    prompts: Sequence[Sequence[int]]
+    max_tokens: int | None
+    logprobs: int | None
+
     def wanted(self, call: Call) -> list[Wanted]:
         """Return the prompt of each answer; answers to one prompt have seeds that follow each other."""
-        sampling = self.choosing.sampling
+        asked, sampling = self.asked, self.asked.choosing.sampling
         return [
             Wanted(
                 GenerationRequest(
                     prompt=np.array(prompt, np.int64),
                     max_tokens=self.max_tokens,
                     sampling=sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + number),
-                    stop_ids=self.choosing.stop_ids,
+                    stop_ids=asked.choosing.stop_ids,
                     logprobs=self.logprobs,
                     client=call.client,
                 ),
-                self.choosing.stops,
+                asked.choosing.stops,
             )
             for prompt in self.prompts
-            for number in range(self.answers)
+            for number in range(asked.answers)
         ]
 
 
@@ -111,12 +130,13 @@ async def answer(call: Call, job: Job, form: Form) -> dict[str, Any] | Events:
     Raises:
         IngotError: as for :func:`pieces`.
     """
-    counters = call.plane.counters(job.decoder.model, "http")
-    answers = merged([pieces(job.decoder, wanted, counters) for wanted in job.wanted(call)])
-    head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": job.name}
-    if job.stream:
+    asked = job.asked
+    counters = call.plane.counters(asked.decoder.model, "http")
+    answers = merged([pieces(asked.decoder, wanted, counters) for wanted in job.wanted(call)])
+    head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": asked.name}
+    if asked.stream:
         return Events(_chunks(job, form, answers, {**head, "object": form.chunk}), b"data: [DONE]\n\n")
-    found: dict[int, list[Piece]] = {index: [] for index in range(len(job.prompts) * job.answers)}
+    found: dict[int, list[Piece]] = {index: [] for index in range(len(job.prompts) * asked.answers)}
     async with contextlib.aclosing(answers):
         async for index, piece in answers:
             found[index].append(piece)
@@ -132,7 +152,7 @@ async def _chunks(
     job: Job, form: Form, answers: AsyncGenerator[tuple[int, Piece]], head: dict[str, Any]
 ) -> AsyncGenerator[dict[str, Any]]:
     counts: dict[int, int] = {}
-    head = {**head, "usage": None} if job.usage else head
+    head = {**head, "usage": None} if job.asked.usage else head
     async with contextlib.aclosing(answers):
         async for index, piece in answers:
             if index not in counts and (opening := form.opening(index)) is not None:
@@ -140,7 +160,7 @@ async def _chunks(
             counts[index] = piece.count
             part = form.part(index, piece.text, piece.tokens)
             yield {**head, "choices": [{**part, "finish_reason": piece.reason or None}]}
-    if job.usage:
+    if job.asked.usage:
         yield {**head, "choices": [], "usage": _usage(job, sum(counts.values()))}
 
 
@@ -151,12 +171,6 @@ def _tokens(read: Sequence[Piece]) -> list[Token]:
 def _usage(job: Job, count: int) -> dict[str, int]:
     prompts = sum(map(len, job.prompts))
     return {"prompt_tokens": prompts, "completion_tokens": count, "total_tokens": prompts + count}
-
-
-def named(call: Call, name: str) -> Decoder:
-    """Return a model that writes text, by its name or ``name:version``; errors as for :func:`decoder_of`."""
-    base, _, version = name.partition(":")
-    return decoder_of(call.plane.repository.get(base, version))
 
 
 def logprob(value: float) -> float:
@@ -190,7 +204,7 @@ def answers_of(fields: Fields, prompts: int = 1, name: str = "n") -> int:
     return count
 
 
-def streams(fields: Fields) -> tuple[bool, bool]:
+def _streams(fields: Fields) -> tuple[bool, bool]:
     """Read whether pieces are sent as they come, and whether the numbers of tokens follow them.
 
     Raises:
@@ -205,10 +219,3 @@ def streams(fields: Fields) -> tuple[bool, bool]:
     options.neutral({"include_obfuscation": (False,)})
     options.end()
     return stream, usage
-
-
-def ignored(fields: Fields) -> None:
-    """Read the fields that are for OpenAI's own records, and change no answer."""
-    for name in ("user", "metadata", "safety_identifier", "prompt_cache_key"):
-        fields.any(name)
-    fields.neutral(NEUTRAL)

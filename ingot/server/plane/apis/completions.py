@@ -12,24 +12,18 @@ from ingot.runtime.generation.requests import Token
 from ingot.server.net import compression
 from ingot.server.plane.apis.completing import (
     MOST_CHOICES,
+    Asked,
     Form,
     Job,
     answer,
-    answers_of,
     check_ids,
-    ignored,
     logprob,
-    named,
-    streams,
 )
-from ingot.server.plane.completion import AT_ONCE, Decoder, prompt_ids
+from ingot.server.plane.completion import AT_ONCE, OPENAI_TOKENS, Decoder, prompt_ids
 from ingot.server.plane.fields import Fields, check_count
 from ingot.server.plane.handlers import Call, Events
-from ingot.server.plane.sampling import choosing, top_count
+from ingot.server.plane.sampling import top_count
 from ingot.steps.completion.detokenizer import TokenTexts
-
-# Tokens of an answer if the request does not say, as OpenAI has it.
-_TOKENS = 16
 
 
 async def completions(call: Call) -> dict[str, Any] | Events:
@@ -40,25 +34,21 @@ async def completions(call: Call) -> dict[str, Any] | Events:
         IngotError: as for :func:`ingot.server.plane.completion.pieces`.
     """
     fields = Fields(call.content)
-    name = fields.text("model")
-    decoder = named(call, name)
-    given = fields.any("prompt")
-    prompts = _prompts(given)
-    answers = answers_of(fields, len(prompts))
+    prompts = _prompts(fields.any("prompt"))
+    asked = Asked.of(call, fields, len(prompts))
+    answers, decoder = asked.answers, asked.decoder
     if (best := fields.whole("best_of")) not in (None, answers):
         raise InvalidField("best_of", f"is {best}, and n is {answers}; this server returns all answers: leave it out")
-    chosen = choosing(fields, decoder.generation)
-    max_tokens = fields.count("max_tokens", _TOKENS)
-    logprobs, echo, (stream, usage) = top_count(fields, "logprobs"), bool(fields.flag("echo")), streams(fields)
+    max_tokens = fields.count("max_tokens", OPENAI_TOKENS)
+    logprobs, echo = top_count(fields, "logprobs"), bool(fields.flag("echo"))
     if echo and logprobs is not None:
         raise InvalidField("logprobs", "with echo needs those of the prompt, which this server does not return")
     fields.neutral({"suffix": ("",)})
-    ignored(fields)
     fields.end()
     encode = partial(_encoded, decoder, prompts)
     ids = await compression.run(encode, in_thread=sum(map(len, prompts)) > AT_ONCE)
     check_ids(ids, decoder.generation.vocab, "prompt")
-    job = Job(decoder, name, ids, answers, chosen, max_tokens, logprobs, stream, usage)
+    job = Job(asked, ids, max_tokens, logprobs)
     texts = decoder.texts.tokens
     form = _Texts(texts, logprobs=logprobs is not None)
     if echo:

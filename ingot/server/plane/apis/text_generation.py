@@ -15,14 +15,21 @@ from ingot.model_store import Generation
 from ingot.runtime.generation.requests import GenerationRequest
 from ingot.server.net import compression
 from ingot.server.plane.apis.completing import MOST_CHOICES, answers_of, logprob
-from ingot.server.plane.completion import AT_ONCE, Decoder, Wanted, decoder_of, merged, pieces, prompt_ids
+from ingot.server.plane.completion import (
+    AT_ONCE,
+    TRANSFORMERS_TOKENS,
+    Decoder,
+    Wanted,
+    decoder_of,
+    merged,
+    pieces,
+    prompt_ids,
+)
 from ingot.server.plane.fields import Fields, texts_of
 from ingot.server.plane.handlers import Call, Events
 from ingot.server.plane.sampling import choosing
 from ingot.serving import ServedModel
 
-# New tokens if neither the request nor the model says, as in generate().
-_TOKENS = 20
 _SAMPLES = ("temperature", "top_p", "top_k", "min_p")
 
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
@@ -98,7 +105,7 @@ def _drawn(parameters: Fields, generation: Generation) -> Fields:
 def _request(parameters: Fields, decoder: Decoder, call: Call, *, logprobs: bool) -> Wanted:
     """Read what all prompts have in common."""
     chosen = choosing(parameters, decoder.generation)
-    most = parameters.count("max_new_tokens", decoder.generation.defaults.max_new_tokens or _TOKENS)
+    most = parameters.count("max_new_tokens", decoder.generation.defaults.max_new_tokens or TRANSFORMERS_TOKENS)
     request = GenerationRequest(
         prompt=np.zeros(1, np.int64),
         max_tokens=most,
