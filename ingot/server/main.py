@@ -32,7 +32,8 @@ from ingot.server.lifecycle import Server
 from ingot.server.listeners import Ports
 from ingot.serving import Repository
 from ingot.serving.reconfiguration import Reconfiguration
-from ingot.serving.rollout import Rollout, Rollouts
+from ingot.serving.rollout import Rollouts
+from ingot.serving.takeover import Rollout
 from ingot.tensors import Array
 from ingot.tensors.dlpack import to_array
 

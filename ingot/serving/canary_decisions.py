@@ -39,7 +39,7 @@ _WEIGHT = 10.0
 
 
 class Changes(Protocol):
-    """The interface of :class:`ingot.serving.rollout.Rollouts` that a canary uses."""
+    """The interface of :class:`ingot.serving.takeover.Takeovers` that a canary uses."""
 
     repository: Repository
 

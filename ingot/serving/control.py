@@ -14,7 +14,8 @@ from ingot.protocol.arguments import version_text
 from ingot.runtime.metrics import Metrics
 from ingot.serving.deployment import Deployment
 from ingot.serving.loading import in_thread
-from ingot.serving.rollout import Rollout, Rollouts
+from ingot.serving.rollout import Rollouts
+from ingot.serving.takeover import Rollout
 
 ELSEWHERE = (
     "models are loaded and unloaded on the server's management listener, not on this port: ingot server finds a "
