@@ -16,11 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot import RunningServer
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
-from ingot.model_store.format import manifest
+from ingot.model_store import Archive, Golden
 from ingot.steps import Described, embedding, text_ranking
 from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
 from tests import onnx_models
+from tests.archives import archive_of
 from tests.server import test_steps
 from tests.server.access.served import make_key
 from tests.steps.bert import tokenizer_file, vocabulary
@@ -40,19 +40,9 @@ def archive(
     goldens: Sequence[Golden] = (),
 ) -> Archive:
     """Return an archive of a graph with steps."""
-    blobs = BlobFolder.scratch()
-    serving = Serving(
-        name=name,
-        variant="fp32",
-        format="onnx",
-        precision="fp32",
-        signature=Signature(inputs, output if isinstance(output, tuple) else (output,), "batch", {"seq": Range(1, 16)}),
-        padding={"seq": Padding({spec.name: 0 for spec in inputs})},
-        steps=described.steps,
-        provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
-    )
-    weight = blobs.put(graph, manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [*goldens], None, described.files)])
+    signature = Signature(inputs, output if isinstance(output, tuple) else (output,), "batch", {"seq": Range(1, 16)})
+    padding = {"seq": Padding({spec.name: 0 for spec in inputs})}
+    return archive_of(name, graph, signature, goldens, described.files, padding=padding, steps=described.steps)
 
 
 def table(folder: Path) -> Archive:

@@ -16,11 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 import ingot
 from ingot import Client, RunningServer
 from ingot.errors import InvalidArgument
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
-from ingot.model_store.format import manifest
+from ingot.model_store import Archive, Golden
 from ingot.steps import image_classification
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests import onnx_models
+from tests.archives import archive_of
 from tests.support import RunIngot, refused, run_python, succeeded
 
 SIGNATURE = Signature(
@@ -58,18 +58,7 @@ def make(folder: Path, **options: Any) -> Archive:
     prepared = opened.prepare(raw)
     outputs = {"logits": prepared["pixel_values"].mean((2, 3))}
     golden = Golden(opened.tensors(prepared), outputs, raw, opened.finish(prepared, outputs))
-    serving = Serving(
-        name="colour",
-        variant="fp32",
-        format="onnx",
-        precision="fp32",
-        signature=SIGNATURE,
-        steps=described.steps,
-        provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
-    )
-    blobs = BlobFolder.scratch()
-    weight = blobs.put(averages(folder), manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [golden], None, {})])
+    return archive_of("colour", averages(folder), SIGNATURE, [golden], {}, steps=described.steps)
 
 
 @pytest.fixture(scope="module")

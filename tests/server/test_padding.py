@@ -13,14 +13,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot import RunningServer
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
-from ingot.model_store.format import manifest
+from ingot.model_store import Archive, Golden
 from ingot.runtime import BatchRunner, EngineSpec, Entry, load_engine
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
 from ingot.tensors.arrays import departure
 from ingot.tensors.padding import Padder
 from tests import onnx_models
+from tests.archives import archive_of
 from tests.server.test_batching import metric
 
 SIGNATURE = Signature(
@@ -47,19 +47,10 @@ def masked_sum(folder: Path) -> Archive:
         [("sum", kind, ("batch",)), ("twice", kind, shape)],
         [numpy_helper.from_array(np.array([1]), "axes")],
     )
-    blobs = BlobFolder.scratch()
     inputs = request(3)
-    serving = Serving(
-        name="masked-sum",
-        variant="fp32",
-        format="onnx",
-        precision="fp32",
-        signature=SIGNATURE,
-        padding={"seq": Padding({"x": 9, "mask": 0})},
-        provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
-    )
-    weight = blobs.put(graph.read_bytes(), manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [Golden(inputs, answer(inputs))])])
+    padding = {"seq": Padding({"x": 9, "mask": 0})}
+    goldens = [Golden(inputs, answer(inputs))]
+    return archive_of("masked-sum", graph.read_bytes(), SIGNATURE, goldens, padding=padding)
 
 
 def request(length: int, first: float = 1) -> dict[str, Array]:

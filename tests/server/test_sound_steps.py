@@ -16,12 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 import ingot
 from ingot import Client, RunningServer
 from ingot.errors import InvalidArgument
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
-from ingot.model_store.format import manifest
+from ingot.model_store import Golden
 from ingot.steps import Described, Values, audio_classification, speech_recognition
 from ingot.steps.sounds.operations import Fit
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests import onnx_models
+from tests.archives import archive_of
 from tests.support import RunIngot, run_python, succeeded
 
 RATE, FRAME = 8_000, 160
@@ -88,19 +88,10 @@ def make(name: str, described: Described, folder: Path, example: bytes) -> Path:
     prepared = opened.prepare(raw)
     outputs = {"logits": level(prepared, frames)}
     golden = Golden(opened.tensors(prepared), outputs, raw, opened.finish(prepared, outputs))
-    serving = Serving(
-        name=name,
-        variant="fp32",
-        format="onnx",
-        precision="fp32",
-        signature=signature,
-        steps=described.steps,
-        provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
-    )
-    blobs = BlobFolder.scratch()
-    weight = blobs.put(graph(folder / f"{name}.onnx", frames), manifest.WEIGHT)
-    Archive.create(blobs, [add_variant(blobs, serving, weight, (), [golden], None, {})]).save(folder / f"{name}.ingot")
-    return folder / f"{name}.ingot"
+    path = folder / f"{name}.ingot"
+    model = graph(folder / f"{name}.onnx", frames)
+    archive_of(name, model, signature, [golden], {}, steps=described.steps).save(path)
+    return path
 
 
 @pytest.fixture(scope="module")

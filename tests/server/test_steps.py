@@ -18,13 +18,13 @@ from onnx import TensorProto, helper, numpy_helper
 import ingot
 from ingot import AsyncClient, Client, RunningServer
 from ingot.errors import InternalError, InvalidArchive, InvalidArgument, Unavailable
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
-from ingot.model_store.format import manifest
+from ingot.model_store import Archive, BlobFolder, Golden, add_variant
 from ingot.runtime import Model, ModelSource, ServingTerms, Settings
 from ingot.runtime.dispatch.fair_threads import FairThreads
 from ingot.steps import Described, OpenedSteps, Steps, text_classification
 from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
 from tests import onnx_models
+from tests.archives import archive_of
 from tests.runtime.waiting import wait_until
 from tests.steps.bert import tokenizer_file
 from tests.support import RunIngot, refused, run_python, succeeded
@@ -82,20 +82,9 @@ def make(
     """Return an archive; its golden has another answer than it gives if ``answer`` is set. None if not ``tested``."""
     described = text_classification(tokenizer_file(), labels, max_length=16, max_characters=1000, pad_id=pad_id)
     goldens = [_golden(described, golden, answer)] if tested else []
-    blobs = BlobFolder.scratch()
-    serving = Serving(
-        name=name,
-        variant="fp32",
-        format="onnx",
-        precision="fp32",
-        signature=SIGNATURE,
-        padding={"seq": Padding({"input_ids": 0, "attention_mask": 0})},
-        steps=described.steps,
-        provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
-    )
     files = described.files if tokenizer is None else {"tokenizer.json": tokenizer}
-    weight = blobs.put(counter(folder), manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), goldens, None, files)])
+    padding = {"seq": Padding({"input_ids": 0, "attention_mask": 0})}
+    return archive_of(name, counter(folder), SIGNATURE, goldens, files, padding=padding, steps=described.steps)
 
 
 def _golden(described: Described, items: Sequence[str], answer: bytes) -> Golden:

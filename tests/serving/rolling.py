@@ -13,12 +13,12 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import ingot
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
-from ingot.model_store.format import manifest
+from ingot.model_store import Archive, Golden
 from ingot.model_store.trust import signing
 from ingot.model_store.trust.keys import PrivateKey
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests import onnx_models
+from tests.archives import archive_of
 from tests.server.outside import wait_until
 
 SIGNATURE = Signature(
@@ -45,13 +45,7 @@ def archive(
         shape, kind = ("batch", 4), TensorProto.FLOAT
         path = Path(folder) / "model.onnx"
         graph = onnx_models.save(path, nodes, [("x", kind, shape)], [("y", kind, shape)], constants).read_bytes()
-    blobs = BlobFolder.scratch()
-    provenance = Provenance(source="by hand", created="2026-01-02T03:04:05Z")
-    serving = Serving(
-        name=name, variant="fp32", format="onnx", precision="fp32", signature=SIGNATURE, provenance=provenance
-    )
-    cases = (Golden({"x": X}, {"y": golden}),)
-    return Archive.create(blobs, [add_variant(blobs, serving, blobs.put(graph, manifest.WEIGHT), (), cases)])
+    return archive_of(name, graph, SIGNATURE, [Golden({"x": X}, {"y": golden})])
 
 
 def signed(subject: Archive, key: PrivateKey) -> Archive:

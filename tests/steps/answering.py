@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from ingot.model_store import Archive, BlobFolder, Provenance, Serving, add_variant
-from ingot.model_store.format import manifest
+from ingot.model_store import Archive
 from ingot.steps import (
     Described,
     depth_estimation,
@@ -23,6 +22,7 @@ from ingot.steps import (
 )
 from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
 from tests import onnx_models
+from tests.archives import archive_of
 from tests.steps.bert import tokenizer_file, vocabulary
 
 TOKENS = ("batch", "seq")
@@ -144,16 +144,6 @@ def _archive(
     texts = inputs[0].dtype is DType.INT64
     specs = tuple(TensorSpec(output, DType.FP32, shape) for output, shape in outputs.items())
     ranges = {"seq": Range(1, 16)} if texts else {}
-    serving = Serving(
-        name=name,
-        variant="fp32",
-        format="onnx",
-        precision="fp32",
-        signature=Signature(tuple(inputs), specs, "batch", ranges),
-        padding={"seq": Padding({spec.name: 0 for spec in inputs})} if texts else {},
-        steps=described.steps,
-        provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
-    )
-    blobs = BlobFolder.scratch()
-    weight = blobs.put(graph.read_bytes(), manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [], None, described.files)])
+    signature = Signature(tuple(inputs), specs, "batch", ranges)
+    padding = {"seq": Padding({spec.name: 0 for spec in inputs})} if texts else {}
+    return archive_of(name, graph.read_bytes(), signature, (), described.files, padding=padding, steps=described.steps)

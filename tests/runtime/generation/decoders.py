@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from onnx import helper, numpy_helper
 
-from ingot.model_store import Archive, BlobFolder, Generation, Golden, Provenance, Serving, add_variant
-from ingot.model_store.format import manifest
+from ingot.model_store import Generation, Golden
 from ingot.runtime.engines.decoder.options import DecoderOptions, options_of
 from ingot.runtime.settings.settings import Settings
 from ingot.tensors import Array
 from tests import onnx_models
+from tests.archives import archive_of
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCAB, POSITIONS = 2, 4, 2, 8, 96, 128
 GENERATION = Generation(layers=LAYERS, kv_heads=KV_HEADS, head_size=SIZE, max_length=POSITIONS, vocab=VOCAB, eos=(1,))
@@ -122,19 +122,8 @@ def archive(
     folder: Path, name: str = "decoder", generation: Generation = GENERATION, files: Mapping[str, bytes] | None = None
 ) -> Path:
     """Write an archive of the decoder, with a golden case; ``files`` are those of its texts."""
-    blobs = BlobFolder.scratch()
-    graph = blobs.put(save(folder).read_bytes(), manifest.WEIGHT)
     prompt = np.array([5, 6, 7])
     golden = Golden({"prompt": prompt}, {"tokens": np.array(greedy(prompt.tolist(), 8))})
-    serving = Serving(
-        name=name,
-        variant="fp32",
-        format="onnx",
-        precision="fp32",
-        signature=generation.signature,
-        generation=generation,
-        provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
-    )
-    path = folder / f"{name}.ingot"
-    Archive.create(blobs, [add_variant(blobs, serving, graph, (), [golden], None, files)]).save(path)
+    path, graph = folder / f"{name}.ingot", save(folder).read_bytes()
+    archive_of(name, graph, generation.signature, [golden], files, generation=generation).save(path)
     return path
