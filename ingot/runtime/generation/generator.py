@@ -18,7 +18,7 @@ from ingot.model_store import Generation
 from ingot.runtime.dispatch.pending import Accepts, Expiry, Submitted
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.engines.decoder.options import DecoderOptions
-from ingot.runtime.engines.decoder.step import Chosen, Step
+from ingot.runtime.engines.decoder.step import CALL, Chosen, Step, grouped
 from ingot.runtime.generation.policy import MOST_READ, Event, Policy, Row
 from ingot.runtime.generation.requests import (
     PROMPT,
@@ -179,21 +179,20 @@ class Generator:
         self._reused.inc(policy.reused)
         policy.read = policy.reused = 0
         if step.chunks:
-            read = sum(chunk.tokens.size for chunk in step.chunks)
             self._reading.observe(reading)
-            self._learn(read, reading)
+            self._learn(sum(chunk.tokens.size for chunk in step.chunks), len(grouped(step.chunks)), reading)
         if step.tokens.size:
             self._extending.observe(extending)
         if step.choices:
             self._choosing.observe(choosing)
 
-    def _learn(self, read: int, seconds: float) -> None:
-        """Adapt how much of prompts a step reads to the speed of reading."""
+    def _learn(self, read: int, calls: int, seconds: float) -> None:
+        """Adapt how much of prompts a step reads to the speed of reading, in which a call counts as some tokens."""
         if read < _LEAST_READ or seconds <= 0:
             return
-        speed = read / seconds
+        speed = (read + calls * CALL) / seconds
         self._speed = speed if not self._speed else self._speed + _LATEST * (speed - self._speed)
-        self._policy.share = min(max(int(self._speed * self._delay), _LEAST_READ), MOST_READ)
+        self._policy.share = min(max(int(self._speed * self._delay) - CALL, _LEAST_READ), MOST_READ)
 
     def observe(self, since: float, now: float, *, first: bool) -> None:
         """Observe the time of a token: from the request to the first one, or from the one before."""

@@ -4,7 +4,8 @@ The policy has no clock, thread or engine. Its rows are those of the engine's ca
 are extended by a token in each step. The last one may hold too small a part of its prompt for that.
 
 A prompt is read without its last token, by which its row is then extended, with the others, in the same step: so the
-graph needs to return no logits of prompts that are read together.
+graph needs to return no logits of prompts that are read together. The rest of a single prompt is read with its last
+token, and its first token does not wait for those of the other rows: they are extended in the next step.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class Policy:
         self._nbytes = 0
         self._numbers = 0
         self._stepping: list[Row] = []  # of the running step, in the order of its choices
+        self._paused = 0  # tokens that were read since the other rows were extended
 
     @property
     def waiting(self) -> int:
@@ -186,15 +188,20 @@ class Policy:
     def plan(self) -> Step | None:
         """Return the next step; None if there is nothing to do."""
         moves = self._leave()
-        chunks = self._enter(self.share if any(not row.entering for row in self._rows) else MOST_READ, moves)
+        budget = MOST_READ if all(row.entering for row in self._rows) else max(self.share - self._paused, 0)
+        chunks = self._enter(budget, moves)
         if not self._rows:
             return None
-        extended = self._stepping = [row for row in self._rows if not row.entering]
+        alone = len(chunks) == 1 and not self._paused and chunks[0].tokens.size < budget
+        alone = alone and not self._rows[chunks[0].row].entering
+        others = [row for row in self._rows if not row.entering]
+        extended = self._stepping = [self._rows[chunks[0].row]] if alone else others
+        self._paused = chunks[0].tokens.size + 1 if alone and len(others) > 1 else 0
         self.read += sum(chunk.tokens.size for chunk in chunks) + sum(not row.answer for row in extended)
         wanted = [row.request.logprobs for row in extended if row.request.logprobs is not None]
         choices, top = [row.choice for row in extended], max(wanted, default=-1)
-        if len(self._rows) == len(chunks) == len(choices) == 1:  # a prompt alone needs one call
-            whole = Chunk(0, chunks[0].start, extended[0].request.prompt[chunks[0].start :])
+        if alone:
+            whole = chunks[0]._replace(tokens=extended[0].request.prompt[chunks[0].start :])
             return Step(moves=moves, chunks=[whole], choices=choices, top=top)
         return Step(
             moves=moves,

@@ -148,12 +148,13 @@ class DecoderEngine(BaseEngine):
             self._read(group)
         read = time.perf_counter()
         if rows:
-            self._extend(inputs["tokens"], inputs["lengths"])
+            self.extend(inputs["tokens"], inputs["lengths"])
         extended = time.perf_counter()
-        lengths = inputs["lengths"] + 1 if rows else [chunk.end for chunk in chunks]
+        held = [*enumerate(inputs["lengths"] + 1)] if rows else [(chunk.row, chunk.end) for chunk in chunks]
 
-        def history(row: int) -> tuple[Array, int]:
-            return self._history[row, : lengths[row]], int(inputs["drawn"][row, 1])
+        def history(place: int) -> tuple[Array, int]:
+            row, length = held[place]
+            return self._history[row, :length], int(inputs["drawn"][place, 1])
 
         chosen = sampling.choose(self._logits[: len(inputs["knobs"])], inputs, history)
         seconds = np.array([read - began, extended - read, time.perf_counter() - extended])
@@ -186,14 +187,23 @@ class DecoderEngine(BaseEngine):
         _bind_output(io, "logits", self._logits[:rows])
         self._call(io)
 
-    def _extend(self, tokens: Array, lengths: Array) -> None:
-        """Extend each of the first rows by a token."""
+    def extend(self, tokens: Array, lengths: Array) -> Array:
+        """Extend each of the first rows by a token.
+
+        Args:
+            tokens: INT64[rows].
+            lengths: INT64[rows], the tokens that each holds before.
+
+        Returns:
+            The logits of the next token, FP32[rows, vocab], until the next call.
+        """
         rows, given = len(tokens), self._inputs
         given["input_ids"][:rows, 0] = tokens
         given["position_ids"][:rows, 0] = given["lengths"][:rows] = lengths
         given["total"][0] = lengths.max() + 1
         self._history[np.arange(rows), lengths] = tokens
         self._call(self._bound.get((0, rows)) or self._bind(0, rows))
+        return self._logits[:rows]
 
     def _bind(self, first: int, rows: int) -> Any:
         """Return a binding to rows of the cache: to extend the first ones, with all that they read, or (-n) to read."""
