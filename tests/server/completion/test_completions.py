@@ -193,6 +193,8 @@ def test_values_that_change_nothing_are_accepted(http: httpx.Client) -> None:
         ({"prompt": [-1]}, "prompt", "has token -1"),
         ({"prompt": ""}, "prompt", "is empty"),
         ({"prompt": ["a"] * 129}, "prompt", "over the limit of 128"),
+        ({"priority": -1}, "priority", "is -1; it must be a whole number, 1 for the most urgent"),
+        ({"timeout": 0.5}, "timeout", "is 0.5; it must be a whole number of microseconds"),
         ({"max_tokens": 1000}, None, "together they may have 128"),
         ({"model": "ids"}, "model", "no tokenizer"),
     ],
@@ -207,6 +209,13 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_by_its_name(
     assert response.status_code == 400, error
     assert (error["type"], error["param"]) == ("invalid_request_error", param), error
     assert message in error["message"]
+
+
+def test_a_request_ends_at_its_own_timeout(http: httpx.Client) -> None:
+    body = {"model": written.NAME, "prompt": PROMPT, "max_tokens": 100, "ignore_eos": True}
+    late = http.post("/v1/completions", json={**body, "timeout": 1, "priority": 1})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded"), late.text
+    assert http.post("/v1/completions", json={**body, "timeout": 60_000_000}).status_code == 200
 
 
 def test_an_unknown_model_is_not_found(http: httpx.Client) -> None:

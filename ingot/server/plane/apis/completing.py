@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ingot.errors import InvalidField
+from ingot.errors import InvalidArgument, InvalidField
+from ingot.protocol.requests import priority_of, timeout_of
 from ingot.runtime.generation.requests import GenerationRequest, Token
 from ingot.server.plane.completion import Decoder, Piece, Wanted, decoder_of, merged, pieces
 from ingot.server.plane.fields import Fields
@@ -39,6 +40,8 @@ class Asked:
         answers: to each prompt.
         stream: whether pieces are sent as they come.
         usage: whether the stream ends with the numbers of tokens.
+        priority: as the scheduler expects it.
+        timeout: seconds that the request may take; None is unlimited.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Asked:
     choosing: Choosing
     stream: bool
     usage: bool
+    priority: int
+    timeout: float | None
 
     @classmethod
     def of(cls, call: Call, fields: Fields, prompts: int = 1) -> Self:
@@ -59,7 +64,8 @@ class Asked:
         name = fields.text("model")
         base, _, version = name.partition(":")
         decoder = decoder_of(call.plane.repository.get(base, version))
-        found = cls(name, decoder, answers_of(fields, prompts), choosing(fields, decoder.generation), *_streams(fields))
+        answers, chosen = answers_of(fields, prompts), choosing(fields, decoder.generation)
+        found = cls(name, decoder, answers, chosen, *_streams(fields), *_urgency(fields))
         for ignored in _IGNORED:
             fields.any(ignored)
         fields.neutral(_NEUTRAL)
@@ -87,6 +93,8 @@ class Job:
                     stop_ids=asked.choosing.stop_ids,
                     logprobs=self.logprobs,
                     client=call.client,
+                    timeout=asked.timeout,
+                    priority=asked.priority,
                 ),
                 asked.choosing.stops,
             )
@@ -219,3 +227,17 @@ def _streams(fields: Fields) -> tuple[bool, bool]:
     options.neutral({"include_obfuscation": (False,)})
     options.end()
     return stream, usage
+
+
+def _urgency(fields: Fields) -> tuple[int, float | None]:
+    """Read the ``priority`` and the ``timeout`` of a request, which mean the same as in the protocol.
+
+    Raises:
+        InvalidField: a value is wrong.
+    """
+    given = {name: fields.any(name) for name in ("priority", "timeout")}
+    try:
+        return priority_of(given), timeout_of(given)
+    except InvalidArgument as error:
+        _, name, message = str(error).split("'", 2)
+        raise InvalidField(name, message.strip()) from error
