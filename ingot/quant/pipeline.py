@@ -12,8 +12,9 @@ from pathlib import Path
 from ingot.errors import InvalidArgument, QuantizationError
 from ingot.model_store import Archive, BlobFolder, Variant
 from ingot.quant import modules
-from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
+from ingot.quant.config import ENGINES, RECIPES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
 from ingot.quant.data.samples import Data
+from ingot.quant.graph.decoder import DecoderSource
 from ingot.quant.graph.layers import choose
 from ingot.quant.graph.source import Source
 from ingot.quant.measure import limits
@@ -173,10 +174,12 @@ def _change_graph(
     Raises:
         TimeUp: the time for a search was over before it began.
     """
-    source = Source(_parent(local, config))
+    parent = _parent(local, config)
+    source = Source(parent) if parent.serving.generation is None else DecoderSource(parent)
     for name in (config.recipe.precision,) if config.recipe else ("int8", "int4", "bf16-openvino"):
         packing.free_name(local, name)  # fails before the work, not after it
     _check_kept(source, config)
+    _check_recipe(source, config)
     datasets = prepare(source.variant, *sources, config)
     metric = datasets.metric
     with contextlib.closing(
@@ -232,6 +235,23 @@ def _check_kept(source: Source, config: QuantConfig) -> None:
         )
 
 
+def _check_recipe(source: Source, config: QuantConfig) -> None:
+    """Check that a named recipe is for this kind of model.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    recipe = config.recipe
+    known = [
+        kind.name for kind in RECIPES.values() if issubclass(kind, LayerRecipe) and {*kind.schemes} <= {*source.schemes}
+    ]
+    if recipe is not None and not source.one_call and recipe.name not in known:
+        raise InvalidArgument(
+            f"'{recipe.name}' is not for models that generate text: rows of a step must not influence each other, so "
+            f"their weights alone are quantized; use {' or '.join(known)}"
+        )
+
+
 def _check_engine(config: QuantConfig) -> None:
     """Check that the engine has kernels for a named recipe.
 
@@ -257,7 +277,6 @@ def _parent(archive: Archive, config: QuantConfig) -> Variant:
     floats = [item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx"]
     if not floats:
         raise InvalidArgument(f"'{archive.name}' has no floating-point variant of format 'onnx' to quantize")
-    floats[0].check_answers_at_once("ingot quantize")
     return floats[0]
 
 

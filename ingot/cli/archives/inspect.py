@@ -151,7 +151,8 @@ def _print(archive: Archive, *, verbose: bool) -> None:
     if cached:
         from ingot.cli.archives.steps import generating
 
-        for title, line in generating(serving.generation, serving.evidence):
+        proved = (variant.serving.evidence for variant in archive.variants if variant.serving.evidence.tokens)
+        for title, line in generating(serving.generation, next(proved, serving.evidence)):
             say(f"{title:>7}  {line}")
     if serving.steps is not None:
         from ingot.cli.archives.steps import described
@@ -246,7 +247,7 @@ def _evidence(variant: Variant, *, verbose: bool) -> str:
     lines += [f"stated bound: {deviation}" for deviation in evidence.deviations]
     needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine", "inference_precision")}
     lines += [f"{name.replace('_', ' ')}: {value}" for name, value in needs.items() if value not in ("", "onnxruntime")]
-    return "\n".join(map(printable, lines + [_agreement(item) for item in evidence.agreement]))
+    return "\n".join(map(printable, lines + [_agreement(item, variant) for item in evidence.agreement]))
 
 
 def _metric(item: MetricEvidence) -> str:
@@ -254,6 +255,7 @@ def _metric(item: MetricEvidence) -> str:
     return f"{item.name}: {item.after.value:.4f}, the original {item.before.value:.4f}, on {item.rows} {held}samples"
 
 
-def _agreement(item: Agreement) -> str:
-    top1 = f", same top class {item.top1:.2%}" if item.top1 is not None else ""
+def _agreement(item: Agreement, variant: Variant) -> str:
+    what = "top class" if variant.serving.generation is None else "most likely token"
+    top1 = f", same {what} {item.top1:.2%}" if item.top1 is not None else ""
     return f"{item.tensor} against the original's: cosine {item.cosine:.4f}{top1}"

@@ -40,7 +40,7 @@ class Search:
             "--calibrate",
             "--data",
             help="Real inputs: .npz, .npy, a folder of .npy files or images, or recorded traffic; of a model with "
-            "steps also .csv or .jsonl of texts, or a folder of files by class.",
+            "steps also .csv or .jsonl of texts, or a folder of files by class; of a decoder also a .txt.",
         ),
     ] = None
     validate: Annotated[
@@ -57,7 +57,7 @@ class Search:
         str | None,
         typer.Option(
             help="The measure of accuracy, such as accuracy:labels=y.",
-            show_default="cosine; of raw data that of its labels, or answers",
+            show_default="cosine; of raw data that of its labels, or answers; of a decoder perplexity",
         ),
     ] = None
     max_drop: Annotated[float, typer.Option(help="The largest accepted drop of the metric.")] = 0.01

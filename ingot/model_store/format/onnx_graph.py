@@ -55,12 +55,16 @@ def externalize(model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = 
     """
     weights: dict[str, Descriptor] = {}
     for part in (model.graph, *model.graph.subgraphs()):
-        for value in part.initializers.values():
+        # onnx_ir refuses files with several links: tensors that are computed from one come before it.
+        for value in sorted(
+            part.initializers.values(), key=lambda value: isinstance(value.const_value, ir.ExternalTensor)
+        ):
             tensor = value.const_value
             if tensor is None or tensor.dtype == ir.DataType.STRING:
                 continue
             if tensor.nbytes < EXTERNAL_BYTES:
-                if isinstance(tensor, ir.ExternalTensor):  # next to the source file, outside of the archive
+                # Next to the source file, outside of the archive; or computed from a tensor there.
+                if isinstance(tensor, ir.ExternalTensor | ir.LazyTensor):
                     value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name)
                 continue
             blob = _stored(tensor, blobs, shared)

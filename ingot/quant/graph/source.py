@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -9,11 +11,16 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
 from ingot.errors import InvalidArgument
-from ingot.model_store import BlobFolder, Variant
+from ingot.model_store import BlobFolder, Golden, Variant
+from ingot.model_store.diff import answers
 from ingot.model_store.format import onnx_graph
+from ingot.model_store.format.evidence import Agreement
+from ingot.quant.data.samples import Samples
 from ingot.quant.graph import layers as graph_layers
 from ingot.quant.graph.layers import Layer
-from ingot.tensors import Signature
+from ingot.quant.metric.agreement import by_output
+from ingot.runtime import Engine, EngineSpec, load_engine
+from ingot.tensors import Array, Signature
 
 
 class Source:
@@ -25,6 +32,13 @@ class Source:
     Raises:
         InvalidArgument: it is quantized already.
     """
+
+    schemes: tuple[str, ...] = ("static", "dynamic", "int8", "int4")
+    """Those of :data:`~ingot.quant.schemes.plan.Scheme` by which it may be quantized."""
+    engines: tuple[str, ...] = ("onnxruntime", "openvino")
+    """Those that may run it."""
+    one_call = True
+    """Whether the inputs of :attr:`signature` are those of its graph."""
 
     def __init__(self, variant: Variant):
         self.variant = variant
@@ -48,6 +62,26 @@ class Source:
     @property
     def signature(self) -> Signature:
         return self.variant.signature
+
+    def open(self, spec: EngineSpec) -> Engine:
+        """Load the model, or one that was made from it, with the inputs and outputs of :attr:`signature`."""
+        return load_engine(spec)
+
+    def timed(self, example: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the inputs of a timed call, from those of a sample."""
+        return example
+
+    def agreement(
+        self, expected: Sequence[Mapping[str, Array]], actual: Sequence[Mapping[str, Array]], samples: Samples
+    ) -> tuple[Agreement, ...]:
+        """Return how a model's outputs agree with the original's; see :func:`by_output`."""
+        return by_output(self.signature, expected, actual, samples)[0]
+
+    def replayed(self, spec: EngineSpec) -> tuple[tuple[Golden, ...], tuple[str, ...]]:
+        """Return the golden cases with the outputs of a model that was made from this one, and notes."""
+        with contextlib.closing(self.open(spec)) as engine:
+            cases = self.variant.rerun(engine.run)
+        return cases, answers.agreement(self.variant.goldens(), cases)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ import numpy as np
 from ingot.errors import InvalidArgument
 from ingot.model_store import Variant
 from ingot.quant.config import QuantConfig
-from ingot.quant.data import variance
+from ingot.quant.data import tokens, variance
 from ingot.quant.data.samples import Data, Samples
 from ingot.quant.data.synthetic import synthetic
 from ingot.quant.metric import Metric, parse_metric
+from ingot.quant.metric import tokens as token_metrics
 from ingot.tensors import Array, arrays
 
 # The largest number of rows for calibration; more do not change the ranges.
@@ -69,6 +70,8 @@ def prepare(
     Raises:
         InvalidArgument: the data does not fit the model, the metric or the recipe, or all of its rows are equal.
     """
+    if variant.serving.generation is not None:
+        return _texts(variant, validate if validate is not None else data, config)
     signature, steps = variant.signature, functools.cache(variant.opened_steps)
     metric = parse_metric(config.metric, signature, steps)  # a wrong one is reported before the data is read
     main = Samples.read(signature, data, transform=transform, steps=steps) if data is not None else None
@@ -87,6 +90,16 @@ def prepare(
     if metric.labels is not None and 0 < rows * config.max_drop < 1:
         notes += (f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; pass more",)
     return replace(datasets, notes=(*datasets.notes, *notes))
+
+
+def _texts(variant: Variant, data: Data | None, config: QuantConfig) -> Datasets:
+    """Return the texts for a decoder, whose recipes need no calibration."""
+    metric = token_metrics.parse(config.metric)
+    if data is not None:
+        return Datasets(None, tokens.read(variant, data, "text"), metric)
+    notes = ("measured on generated texts only: pass one (--data text.txt) for a reliable result",)
+    samples = tokens.generated(variant, config.seed)
+    return Datasets(None, samples, metric, held_out=False, generated=True, notes=notes)
 
 
 def _variance(samples: Samples) -> tuple[str, ...]:

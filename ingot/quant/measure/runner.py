@@ -19,12 +19,11 @@ from ingot.quant.measure import audit
 from ingot.quant.measure.limits import TimeUp
 from ingot.quant.measure.trial import Built, Trial, is_clear
 from ingot.quant.metric import Comparison, Metric
-from ingot.quant.metric.agreement import by_output
 from ingot.quant.metric.base import rows_of
 from ingot.quant.report.records import Audit
 from ingot.quant.schemes import plan, static
 from ingot.quant.schemes.plan import Plan
-from ingot.runtime import Engine, EngineSpec, load_engine
+from ingot.runtime import Engine, EngineSpec
 from ingot.runtime.profiling import profile
 from ingot.tensors import Array
 
@@ -68,7 +67,7 @@ class TrialRunner:
         self.batches = tuple(batches)
         self.threads = threads
         self.check = check
-        self.example = next(evaluation.batches(1)).inputs
+        self.example = source.timed(next(evaluation.batches(1)).inputs)
         self._metric = metric
         self._progress = progress
         self._loaded: Engine | None = None
@@ -84,7 +83,7 @@ class TrialRunner:
     def original(self) -> Engine:
         """The original's engine, loaded on first use."""
         if self._loaded is None:
-            self._loaded = load_engine(EngineSpec(self.source.path, device="cpu", threads=self.threads))
+            self._loaded = self.source.open(EngineSpec(self.source.path, device="cpu", threads=self.threads))
         return self._loaded
 
     def close(self) -> None:
@@ -101,8 +100,7 @@ class TrialRunner:
         """
         answers = self._answers(engine)
         comparison = self._metric.compare(self._expected, answers, self.evaluation)
-        found, _ = by_output(self.source.signature, self._expected, answers, self.evaluation)
-        return comparison, found
+        return comparison, self.source.agreement(self._expected, answers, self.evaluation)
 
     def time(
         self,
@@ -153,7 +151,7 @@ class TrialRunner:
         self._make_room()
         model = plan.make(self.source, candidate, seen)
         graph, weights = onnx_graph.pack(model, blobs, self.source.blobs if link else None)
-        return Built(blobs, graph, weights, engine=candidate.engine, compute=candidate.compute)
+        return Built(blobs, graph, weights, engine=candidate.engine, compute=candidate.compute, open=self.source.open)
 
     def measure(
         self, candidate: Plan, built: Built, timing: float = _TIMING, settled: Callable[[Trial], bool] = is_clear

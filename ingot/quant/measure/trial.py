@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ingot.model_store import BatchLatency, BlobFolder
@@ -122,6 +122,7 @@ class Built:
     weights: tuple[Descriptor, ...]
     engine: EngineName = "onnxruntime"
     compute: str = "f32"
+    open: Callable[[EngineSpec], Engine] = load_engine
 
     @property
     def size(self) -> int:
@@ -132,9 +133,10 @@ class Built:
         """Equal for equal models on the same engine."""
         return (self.engine, self.compute, self.graph.digest, *(item.digest for item in self.weights))
 
+    def spec(self, threads: int | None = None) -> EngineSpec:
+        """Return how its engine opens it."""
+        path = self.blobs.path(self.graph)
+        return EngineSpec(path, device="cpu", threads=threads, engine=self.engine, precision=self.compute)
+
     def load(self, threads: int | None = None) -> Engine:
-        return load_engine(
-            EngineSpec(
-                self.blobs.path(self.graph), device="cpu", threads=threads, engine=self.engine, precision=self.compute
-            )
-        )
+        return self.open(self.spec(threads))

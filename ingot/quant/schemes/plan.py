@@ -108,6 +108,8 @@ class Plan:
 
 def fitting(source: Source, scheme: Scheme, names: Iterable[str] | None = None) -> tuple[str, ...]:
     """Return the layers that support a scheme, of those named or of all."""
+    if scheme not in source.schemes:
+        return ()
     takes = {"static": static.takes, "dynamic": dynamic.takes}.get(scheme, weight_only.takes)
     wanted = set(source.names if names is None else names)
     return tuple(layer.name for layer in source.layers if layer.name in wanted and takes(layer, source.opset))

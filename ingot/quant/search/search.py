@@ -132,7 +132,7 @@ class Search:
         )
 
     def _explore(self) -> None:
-        engines = self._config.engines or installed()
+        engines = [name for name in self._config.engines or installed() if name in self._runner.source.engines]
         plans = families(self._runner.source, self._has_data, engines)
         # In a plan that is entirely in bfloat16, no layer can be kept.
         asked = (plan for plan in plans if plan.schemes or not self._kept)
@@ -295,7 +295,8 @@ class Search:
                 return
             tried.append(trial)
         hopeful = [trial for trial in tried if self._hopeful(trial)]
-        if hopeful and broken.plan.schemes and not self._runner.large:  # the ranking computes every layer twice
+        # The ranking computes every layer twice.
+        if hopeful and broken.plan.schemes and self._runner.source.one_call and not self._runner.large:
             self._keep_some(min(hopeful, key=lambda trial: trial.drop).plan)
 
     def _keep_some(self, plan: Plan) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,6 @@ from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Provenance, Serving, Variant, add_variant
-from ingot.model_store.diff.answers import agreement
 from ingot.model_store.format.evidence import Interval, MetricEvidence, distributions
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.data.samples import Samples
@@ -88,9 +86,8 @@ def add(
     if chosen.plan.rows_touch and job.parent.signature.batch is not None:
         job = replace(job, notes=(*job.notes, _UNJOINED))
     built = job.runner.build(chosen.plan, job.blobs)
-    with contextlib.closing(built.load()) as engine:
-        goldens = job.parent.rerun(engine.run)
-    job = replace(job, notes=(*job.notes, *agreement(job.parent.goldens(), goldens)))
+    goldens, notes = job.runner.source.replayed(built.spec(job.config.threads))
+    job = replace(job, notes=(*job.notes, *notes))
     summary = report(job, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
     recipe = _recipe(job, chosen)
     serving = Serving(
@@ -106,7 +103,8 @@ def add(
         recipe=recipe,
         parents=(job.parent.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
-        batchable=not chosen.plan.rows_touch,
+        batchable=job.parent.serving.batchable and not chosen.plan.rows_touch,
+        generation=job.parent.serving.generation,
         provenance=provenance(job.parent, job.notes),
         evidence=_evidence(job, chosen),
     )
@@ -230,14 +228,15 @@ def _candidate(trial: Trial, budget: float, found: Found) -> Candidate:
 
 def _noises(job: Job, found: Found, plan: Plan) -> Sequence[Noise]:
     """Return the noise of each quantized layer, measured now if the search did not need it."""
-    if found.noises or job.runner.large or not found.complete or not plan.schemes:
+    source = job.runner.source
+    if found.noises or job.runner.large or not source.one_call or not found.complete or not plan.schemes:
         return found.noises
     samples = job.runner.calibration or job.runner.evaluation
     seen = job.runner.seen if plan.needs_data else {}
     try:
         job.deadline.check(2 * found.cost)
         return sensitivity.rank(
-            job.runner.source,
+            source,
             plan,
             seen,
             samples,

@@ -162,11 +162,11 @@ def test_tied_embeddings_are_stored_once(tmp_path: Path) -> None:
     assert size <= variant.size < size * 1.05
 
 
-@pytest.mark.parametrize("command", ["quantize", "profile", "compare"])
+@pytest.mark.parametrize("command", ["profile", "compare"])
 def test_commands_for_models_that_answer_in_one_call_refuse_a_decoder(
     run_ingot: RunIngot, archive: Path, tmp_path: Path, command: str
 ) -> None:
-    others = {"quantize": ("--out", tmp_path / "q.ingot"), "compare": (archive,)}
+    others = {"compare": (archive,)}
     result = run_ingot(command, archive, *others.get(command, ()))
     assert result.returncode == 1, result.stderr
     assert f"'tiny-llama' generates its answers token by token; ingot {command} is for models" in result.stderr

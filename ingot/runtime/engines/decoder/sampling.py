@@ -41,7 +41,7 @@ def choose(logits: Array, inputs: Mapping[str, Array], history: History) -> dict
     for row in drawn:
         temperature, top_k, top_p, min_p = knobs[row, :_REPETITION].tolist()
         tokens[row] = draw(logits[row], temperature, top_k, top_p, min_p, numbers[row], scratch)
-    return {"tokens": tokens, **_logprobs(own, tokens, top)}
+    return {"tokens": tokens, **logprobs_of(own, tokens, top)}
 
 
 def _penalize(logits: Array, tokens: Array, prompt: int, repetition: float, presence: float, frequency: float) -> None:
@@ -138,8 +138,14 @@ def _mixed(state: Array) -> Array:
     return mixed
 
 
-def _logprobs(logits: Array, tokens: Array, top: int) -> dict[str, Array]:
-    """Return the logarithms of probabilities of the chosen tokens, and of the most likely ones."""
+def logprobs_of(logits: Array, tokens: Array, top: int) -> dict[str, Array]:
+    """Return the logarithms of probabilities of tokens, and of the ``top`` most likely ones; none for -1.
+
+    Args:
+        logits: FP32[rows, vocab].
+        tokens: INT64[rows].
+        top: how many of the most likely tokens are wanted.
+    """
     rows, most = (len(tokens), top) if top >= 0 else (0, 0)
     most = min(most, logits.shape[1])
     logprobs, found = np.zeros(rows, np.float32), np.zeros((rows, most), np.int64)
