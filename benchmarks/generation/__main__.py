@@ -4,8 +4,9 @@ A GPT-2 of random weights, 124 million, answers the same requests of mixed lengt
 ``generate()`` of transformers, one request at a time and in batches of as many as there are clients;
 ``generate_batch()`` of transformers, which batches continuously; and the archive of the model behind
 ``/v1/completions``, by clients that each send the next request when the one before is answered. All use the same number
-of threads. The way ``openvino`` has to be named: it is OpenVINO GenAI, whose continuous batching gets all requests at
-once, in its own environment.
+of threads. Some ways have to be named: ``ingot-int8``, the same with weights of 8 bits that ``ingot quantize`` made;
+``openvino`` and ``openvino-int8``, OpenVINO GenAI, whose continuous batching gets all requests at once, in its own
+environment.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ def main() -> None:
     print(f"{len(work)} requests, {sum(each.tokens for each in work)} tokens of answers")
     for clients in map(int, options.clients.split(",")):
         found: dict[str, list[Rate]] = defaultdict(list)
-        runs: list[served.Run] = []
+        runs: dict[str, list[served.Run]] = defaultdict(list)
         for _ in range(options.rounds):
             for way in options.ways.split(","):
-                if way == "ingot":
-                    runs.append(served.run(archive, work, clients, options.threads))
-                    found[way].append(runs[-1].rate)
-                elif way == "openvino":
-                    found[way].append(openvino.rate(folder, work, clients, options.threads))
+                name, _, weights = way.partition("-")
+                if name == "ingot":
+                    variant = quantized(archive, options.threads) if weights else archive
+                    runs[way].append(served.run(variant, work, clients, options.threads))
+                    found[way].append(runs[way][-1].rate)
+                elif name == "openvino":
+                    found[way].append(openvino.rate(folder, work, clients, options.threads, weights or "fp32"))
                 else:
                     found[way].append(Original(folder, options.threads).rate(way, work, clients))
                 print(
@@ -57,8 +60,8 @@ def main() -> None:
                 )
         print(f"\n{clients} clients, median of {options.rounds} rounds\n")
         print(table(found))
-        if runs:
-            print(served.described(runs))
+        for way, each in runs.items():
+            print(served.described(way, each))
 
 
 def made(build: Path) -> tuple[Path, Path]:
@@ -70,6 +73,16 @@ def made(build: Path) -> tuple[Path, Path]:
     if not archive.exists():
         subprocess.run([sys.executable, "-m", "ingot", "export", str(folder), "-o", str(archive)], check=True)
     return folder, archive
+
+
+def quantized(archive: Path, threads: int) -> str:
+    """Return the reference of the variant with weights of 8 bits, which the first run makes."""
+    path = archive.with_name("gpt2-int8.ingot")
+    if not path.exists():
+        recipe = ["--recipe", "weight-int8", "--force", "--threads", str(threads)]
+        command = [sys.executable, "-m", "ingot", "quantize", str(archive), *recipe, "-o", str(path)]
+        subprocess.run(command, check=True)
+    return f"{path}#int8"
 
 
 def table(found: Mapping[str, Sequence[Rate]]) -> str:

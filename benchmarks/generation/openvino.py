@@ -14,8 +14,10 @@ _PROGRAM = Path(__file__).with_name("genai.py")
 _INSTALL = "python -m venv {0} && {0}/bin/pip install -r benchmarks/generation/requirements-openvino.txt"
 
 
-def rate(folder: Path, work: Sequence[Asked], clients: int, threads: int) -> Rate:
+def rate(folder: Path, work: Sequence[Asked], clients: int, threads: int, weights: str) -> Rate:
     """Return the rate of continuous batching of the model of a folder of transformers.
+
+    ``weights`` is ``fp32`` or ``int8``; then OpenVINO rounds activations to 8 bits in groups, as this server does.
 
     Raises:
         SystemExit: it is not installed, or does not answer as many tokens as were asked for.
@@ -24,7 +26,7 @@ def rate(folder: Path, work: Sequence[Asked], clients: int, threads: int) -> Rat
     if not (binaries / "optimum-cli").exists():
         raise SystemExit(f"OpenVINO GenAI is not installed; run {_INSTALL.format(os.path.relpath(binaries.parent))}")
     asked = {
-        "folder": str(_exported(folder, binaries)),
+        "folder": str(_exported(folder, binaries, weights)),
         "clients": clients,
         "threads": threads,
         "prompts": [each.prompt for each in work],
@@ -35,11 +37,11 @@ def rate(folder: Path, work: Sequence[Asked], clients: int, threads: int) -> Rat
     return Rate(tokens / found["clock"], tokens / found["cpu"])
 
 
-def _exported(folder: Path, binaries: Path) -> Path:
-    """Return the folder of the model for OpenVINO in float32, which the first run makes."""
-    exported = folder.with_name(f"{folder.name}-openvino")
+def _exported(folder: Path, binaries: Path, weights: str) -> Path:
+    """Return the folder of the model for OpenVINO, which the first run makes."""
+    exported = folder.with_name(f"{folder.name}-openvino-{weights}")
     if not (exported / "openvino_model.bin").exists():
-        options = ["--task", "text-generation-with-past", "--weight-format", "fp32"]
+        options = ["--task", "text-generation-with-past", "--weight-format", weights]
         command = [str(binaries / "optimum-cli"), "export", "openvino", "-m", str(folder), *options, str(exported)]
         _output(command)
     return exported
