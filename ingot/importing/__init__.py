@@ -4,8 +4,8 @@ The readers only read data: they run no code of a model, and write no file under
 that they find are then exported, which imports PyTorch. Start reading at ``pipeline.import_model``.
 """
 
-from ingot.importing.pipeline import convert, import_model
+from ingot.importing.pipeline import Prove, convert, import_model
 from ingot.importing.record import Candidate, Consent, Imported
 from ingot.importing.sources import candidates
 
-__all__ = ["Candidate", "Consent", "Imported", "candidates", "convert", "import_model"]
+__all__ = ["Candidate", "Consent", "Imported", "Prove", "candidates", "convert", "import_model"]

@@ -64,7 +64,7 @@ def read(members: Members, base: str, model: MarModel, folder: Path, consent: Co
         InvalidArgument: a file or package is missing, versions are not stated, or there is no consent; the message
             lists all of these.
     """
-    archive = _Archive(members, base, model)
+    archive = HandlerArchive(members, base, model)
     if problems := [*_unconsented(archive, consent), *archive.problems()]:
         raise InvalidArgument("; also, ".join(problems))
     config = archive.config()
@@ -85,7 +85,7 @@ def read(members: Members, base: str, model: MarModel, folder: Path, consent: Co
     )
 
 
-def _unconsented(archive: _Archive, consent: Consent) -> Iterator[str]:
+def _unconsented(archive: HandlerArchive, consent: Consent) -> Iterator[str]:
     if not consent.allow_code:
         own = "TorchServe's handler" if archive.default else "its own handler,"
         own = _OTHERS.get(archive.needed, f"{own} '{archive.handler}'")
@@ -139,7 +139,7 @@ def _check_yaml(tokens: Iterable[Any]) -> None:
             raise ValueError(f"its values are nested more than {_DEEPEST} deep")
 
 
-class _Archive:
+class HandlerArchive:
     """The files of an archive; only text files are read.
 
     Attributes:
@@ -199,7 +199,7 @@ class _Archive:
 
     def requirements(self) -> tuple[tuple[str, ...], list[str]]:
         """Return the requirements that state a version, ``name==version``, and the lines that state none."""
-        pins, unpinned = requirements.parsed(self._text(self._model.requirements_file))
+        pins, unpinned = requirements.parsed(self.text(self._model.requirements_file))
         if self.needed == MODEL and is_pickled(_flavors(self.config())):
             pins = tuple(pin for pin in pins if pin.partition("==")[0] not in _MLFLOW)
         return pins, [*unpinned.values()]
@@ -210,7 +210,7 @@ class _Archive:
         Raises:
             InvalidArgument: it is not YAML of values that JSON has, or has aliases, which can fill the memory.
         """
-        if not (text := self._text(self._model.config_file)):
+        if not (text := self.text(self._model.config_file)):
             return {}
         found = mapping(text, str(self._model.config_file))
         try:
@@ -219,7 +219,8 @@ class _Archive:
             raise InvalidArgument(f"{self._model.config_file} is not valid: {one_line(error)}") from error
         return found
 
-    def _text(self, name: str | None) -> str:
+    def text(self, name: str | None) -> str:
+        """Return the content of a text file; empty if there is none of this name."""
         if not name or name not in self.names:
             return ""
         return self._members.read(self._base + name, _MAX_TEXT).decode("utf-8", "replace")
@@ -232,7 +233,7 @@ class _Archive:
         known = {"ts", *own, *sys.stdlib_module_names}
         sizes = self._members.sizes
         code = (
-            self._text(name) for name in self.names if name.endswith(".py") and sizes[self._base + name] <= _MAX_TEXT
+            self.text(name) for name in self.names if name.endswith(".py") and sizes[self._base + name] <= _MAX_TEXT
         )
         return {name for text in code for name in _imports(text) if name not in known and not _is_installed(name)}
 

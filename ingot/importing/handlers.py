@@ -17,9 +17,10 @@ import numpy as np
 
 from ingot import foreign
 from ingot.errors import InvalidArgument, missing_package
+from ingot.importing.recognition.form import Form
 from ingot.importing.record import Declared, Imported
 from ingot.runtime.engines.python.torchserve.ts.transforms import RESIZED, SIZE, imagenet
-from ingot.steps import Described, Original, Values, image_classification
+from ingot.steps import Described, Original, Values, image_classification, text_classification
 from ingot.steps.after.pixel_classes import PixelClasses
 from ingot.steps.images.image import Image
 from ingot.steps.images.pictures import drawn
@@ -29,6 +30,7 @@ from ingot.tensors import DType, TensorSpec
 from ingot.tensors.arrays import as_bytes
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 CLASSIFIER, SEGMENTER = "image_classifier", "image_segmenter"
@@ -40,6 +42,10 @@ LABELS = "index_to_name.json"
 PIXELS = Declared("pixel_values", DType.FP32, (3, 224, 224), batched=True)
 """The input of a model that describes none."""
 LOGITS = "logits"
+# The fields of the step that makes the tokenizer's results.
+_FIELDS = {"input_ids": "ids", "token_type_ids": "types"}
+# Tokens of an example.
+_TOKENS = 8
 _TOP = 5
 # Pictures in RGB whose values are compared, and those whose answers are.
 _COMPARED, _ANSWERED = 60, 24
@@ -68,7 +74,7 @@ def describe(
         )
     [pixels] = inputs
     name = "data" if pixels.name == "image" else "image"
-    options: dict[str, Any] = {"image": name, "pixels": pixels.name, "upright": False}
+    options: dict[str, Any] = {"image": name, "pixels": pixels.name, "upright": False, "blends": False}
     reference = f"TorchServe's {found.handler}"
     if found.handler == SEGMENTER:
         _segmented(model)
@@ -77,12 +83,62 @@ def describe(
         raw = TensorSpec(image.image, DType.BYTES, ("batch",))
         steps = described("image-segmentation", (raw,), image, (PixelClasses(logits=OUT),), (answer,))
         return replace(steps, original=_original(steps, reference, ()))
-    logits, classes = _logits(model, output_names)
-    labels = _labels(found.documents.get(LABELS), classes)
+    logits, classes = logits_of(model, output_names)
+    labels = labels_of(found.documents.get(LABELS), classes)
     steps = image_classification(
         labels, operations=OPERATIONS, logits=logits, top_k=_TOP, reference=reference, **options
     )
     return replace(steps, original=_original(steps, reference, () if isinstance(model, Path) else labels))
+
+
+def describe_form(
+    found: Imported, form: Form, model: nn.Module | Path, inputs: Sequence[TensorSpec], output_names: Sequence[str]
+) -> Described:
+    """Describe the steps of an archive with a custom handler of a known form.
+
+    Args:
+        found: what was read.
+        form: what its handler does.
+        model: its module, or the path of its graph.
+        inputs: of the model; empty if none are declared.
+        output_names: of the model; its only one has the logits.
+
+    Raises:
+        InvalidArgument: the model is not one that the handler accepts.
+    """
+    names = [spec.name for spec in inputs] or [*(form.inputs or (PIXELS.name,))]
+    if len(names) != max(1, len(form.inputs)):
+        raise InvalidArgument(
+            f"the handler {found.handler} calls the model with {', '.join(form.inputs) or 'pictures'}, but its inputs "
+            f"are {', '.join(names)}"
+        )
+    logits, classes = logits_of(model, output_names, _example(form))
+    labels = labels_of(found.documents.get(LABELS), classes)
+    options: dict[str, Any] = {"function": form.function, "top_k": form.best, "logits": logits}
+    if form.tokens is not None:
+        fields = dict(zip((_FIELDS.get(name, name) for name in form.inputs), names, strict=True))
+        text: dict[str, Any] = {"pair": "", "text": form.part or "text", **form.tokens, **fields}
+        steps = text_classification(found.tokenizer, labels, **text, **options)
+        return replace(steps, inputs=tuple(f"{name}:int64[batch,seq]" for name in names))
+    height, width = form.sides
+    picture: dict[str, Any] = {
+        "image": form.part or "image",
+        "pixels": names[0],
+        "upright": form.upright,
+        "blends": False,
+    }
+    reference = f"the handler {found.handler}"
+    steps = image_classification(labels, operations=form.operations, reference=reference, **picture, **options)
+    return replace(steps, inputs=(f"{names[0]}:float32[batch,3,{height or 'height'},{width or 'width'}]",))
+
+
+def _example(form: Form) -> Sequence[torch.Tensor]:
+    """Return arguments of a model that a handler of a form calls."""
+    import torch
+
+    if form.tokens is not None:
+        return [torch.ones(1, _TOKENS, dtype=torch.int64) for _ in form.inputs]
+    return [torch.zeros(1, 3, *(side or SIZE for side in form.sides))]
 
 
 def _segmented(model: nn.Module | Path) -> None:
@@ -100,17 +156,30 @@ def _segmented(model: nn.Module | Path) -> None:
         )
 
 
-def _output(model: nn.Module) -> Any:
-    """Return the outputs of a module for a black picture."""
+def _output(model: nn.Module, example: Sequence[torch.Tensor] | None = None) -> Any:
+    """Return the outputs of a module for an example, by default a black picture."""
     import torch
 
-    unfit = f"the model does not run on a picture of {SIZE} x {SIZE} pixels"
+    given = example or [torch.zeros(1, 3, SIZE, SIZE)]
+    shapes = ", ".join(str([*each.shape]) for each in given)
+    unfit = f"the model does not run on what the handler makes, tensors of the shape {shapes}"
     with foreign.reported_as(InvalidArgument, unfit), torch.no_grad():
-        return model.eval()(torch.zeros(1, 3, SIZE, SIZE))
+        return model.eval()(*given)
 
 
-def _logits(model: nn.Module | Path, output_names: Sequence[str]) -> tuple[str, int]:
-    """Return the name of the logits, and their number of classes."""
+def logits_of(
+    model: nn.Module | Path, output_names: Sequence[str], example: Sequence[torch.Tensor] | None = None
+) -> tuple[str, int]:
+    """Return the name of the logits of a classifier, and their number of classes.
+
+    Args:
+        model: its module, or the path of its graph.
+        output_names: given names of its outputs.
+        example: arguments of the module; by default a black picture.
+
+    Raises:
+        InvalidArgument: it has other outputs.
+    """
     if isinstance(model, Path):
         from ingot.runtime import EngineSpec, load_engine
 
@@ -121,16 +190,16 @@ def _logits(model: nn.Module | Path, output_names: Sequence[str]) -> tuple[str, 
     else:
         import torch
 
-        found = _output(model)
+        found = _output(model, example)
         if isinstance(found, torch.Tensor) and found.ndim == 2 and len(output_names) <= 1:
             return (*output_names, LOGITS)[0], found.shape[1]
     raise InvalidArgument(
-        f"the handler {CLASSIFIER} needs one output of the shape [batch,classes], which the model does not have; "
+        "the handler needs one output of the shape [batch,classes], which the model does not have; "
         "import it alone with --without-handler"
     )
 
 
-def _labels(raw: bytes | None, classes: int) -> list[str]:
+def labels_of(raw: bytes | None, classes: int) -> list[str]:
     """Return the names of classes in the three forms of ``index_to_name.json``; numbers for those without a name.
 
     Raises:

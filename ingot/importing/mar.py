@@ -16,12 +16,15 @@ from ingot.errors import InvalidArgument, NotFound, missing_package
 from ingot.importing import custom_handlers, formats, handlers, other_servers, workflows
 from ingot.importing.mar_manifest import MANIFEST, WORKFLOW, MarModel, Record, Workflow
 from ingot.importing.members import Members, documents
+from ingot.importing.recognition.form import Form
+from ingot.importing.recognition.reader import recognized
 from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
 from ingot.model_store import ServingDefaults
 from ingot.model_store.references import name_from
 from ingot.runtime.settings.labels import parse_labels
 
 _MAX_MANIFEST = 1 << 20
+_TOKENIZER, _MAX_TOKENIZER = "tokenizer.json", 64 << 20
 _LABELS = handlers.LABELS
 # Settings of the server in config files.
 _SETTING = re.compile(
@@ -124,8 +127,10 @@ class _Reader:
     def read(self) -> Imported:
         """Unpack the model. All checks that need no unpacking come first."""
         steps = self._model.handler in handlers.DECLARED and not self._consent.without_handler
-        if not steps and not self._consent.without_handler and self._model.handler not in (None, "", _NONE):
+        custom = not steps and not self._consent.without_handler and self._model.handler not in (None, "", _NONE)
+        if custom and not self._consent.without_code:
             return self._handler()
+        form, tokenizer, lines = self._recognized() if custom else (None, b"", ())
         name = self._serialized()
         called = f"'{name.removeprefix(self._base)}' in {self._members.path}"
         notes, kind = self._agreed(name, called)
@@ -145,14 +150,35 @@ class _Reader:
             called,
             kind,
             file,
-            handler=str(self._model.handler) if steps else "",
-            instead=self._handler if steps and self._consent.allow_code else None,
+            handler=str(self._model.handler) if steps or custom else "",
+            form=form,
+            tokenizer=tokenizer,
+            instead=self._handler if (steps or custom) and self._consent.allow_code else None,
             inputs=(handlers.PIXELS,) if steps and kind != "onnx" else (),
             code=code,
             serving=ServingDefaults(labels=labels) if labels else None,
             documents=carried,
-            notes=(*notes, *self._remarks(), *(() if steps else more), *left),  # its steps read the names
+            notes=(*lines, *notes, *self._remarks(), *(() if steps or custom else more), *left),  # steps read the names
         )
+
+    def _recognized(self) -> tuple[Form, bytes, tuple[str, ...]]:
+        """Return the form of a custom handler, its tokenizer, and lines on its code, which does not run."""
+        handler = custom_handlers.HandlerArchive(self._members, self._base, self._model)
+        if handler.default:
+            raise InvalidArgument(f"the handler {handler.handler} does not become steps; leave out --without-code")
+        self._consent.need_code(f"the proof runs the handler {handler.file}, to compare its answers")
+        form, lines = recognized(handler.text(handler.file), handler.file, handler.function)
+        self._used |= {self._base + name for name in handler.names if name.endswith(".py")}
+        return form, b"" if form.tokens is None else self._tokenizer(), lines
+
+    def _tokenizer(self) -> bytes:
+        named = [name for name in self._members.sizes if PurePosixPath(name).name == _TOKENIZER]
+        if len(named) != 1:
+            raise InvalidArgument(
+                f"{self._members.path} has {len(named)} files {_TOKENIZER}, and the steps need one; add what "
+                "tokenizer.save_pretrained(FOLDER) of a fast tokenizer writes"
+            )
+        return self._members.read(self._take(named[0]), _MAX_TOKENIZER)
 
     def _handler(self) -> Imported:
         folder = self._folder.with_name("handler")
@@ -168,7 +194,8 @@ class _Reader:
             if kind != "state_dict" or described:
                 raise
             raise InvalidArgument(f"{error}; also, --input must describe its inputs") from error
-        return _handler_note(self._model.handler, without=self._consent.without_handler), kind
+        without = self._consent.without_handler
+        return () if self._consent.without_code else _handler_note(self._model.handler, without=without), kind
 
     def _need_code(self, kind: ModelFormat, called: str) -> None:
         if kind == "pt2":

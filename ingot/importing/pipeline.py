@@ -20,6 +20,7 @@ from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format import manifest
 from ingot.model_store.format.archive import Archive
+from ingot.model_store.format.evidence import UNCONFIRMED, StepsEvidence
 from ingot.model_store.format.variant import Variant, add_variant
 from ingot.runtime.loading.defaults import check_defaults
 from ingot.runtime.settings.labels import check_labels
@@ -29,6 +30,7 @@ from ingot.tensors import TensorSpec, parse_spec
 if TYPE_CHECKING:
     from torch import nn
 
+Prove = Callable[[Archive, Archive], StepsEvidence]
 FOLDER = "imported"
 """The folder of documents that came with a model, which keeps their names apart from Ingot's own documents."""
 # A message names at most this many places.
@@ -91,11 +93,25 @@ def convert(
     inputs: str | Sequence[str | TensorSpec] = (),
     output_names: Sequence[str] = (),
     name: str | None = None,
+    prove: Prove | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Archive:
-    """Read one of the models that :func:`candidates` yields, and export it; see :func:`import_model`."""
+    """Read one of the models that :func:`candidates` yields, and export it; see :func:`import_model`.
+
+    Args:
+        candidate: the model.
+        example_inputs: as for :func:`import_model`, and so are the others.
+        inputs: likewise.
+        output_names: likewise.
+        name: likewise.
+        prove: compares an archive whose handler became steps with that of the handler as it is, and returns what it
+            measured; see :class:`~ingot.model_store.format.evidence.StepsEvidence`.
+        progress: likewise.
+    """
     progress(f"Reading {candidate.where}")
     found = candidate.read()
+    if prove is not None:
+        return _proved(candidate, found, prove, example_inputs, inputs, output_names, name or candidate.name, progress)
     if found.custom is not None:
         return _handler(candidate, found, name or candidate.name, found.notes, progress)
     try:
@@ -105,6 +121,26 @@ def convert(
             raise
         why = f"the handler {found.handler} runs as it is, in Python, as it does not become steps: {error}"
         return _handler(candidate, found.instead(), name or candidate.name, (why,), progress)
+
+
+def _proved(
+    candidate: Candidate,
+    found: Imported,
+    prove: Prove,
+    example_inputs: object,
+    inputs: str | Sequence[str | TensorSpec],
+    output_names: Sequence[str],
+    name: str,
+    progress: Callable[[str], None],
+) -> Archive:
+    """Return the archive without code, after its answers were compared with the handler's."""
+    if found.instead is None:
+        raise InvalidArgument(f"{candidate.where} has no handler of TorchServe; leave out --without-code and --prove")
+    archive = _graph(candidate, found, example_inputs, inputs, output_names, name, progress)
+    original = _handler(candidate, found.instead(), f"{name}-handler", (), progress)
+    progress("Comparing answers with the handler's")
+    evidence = prove(archive, original)
+    return _carry(archive, {}, (), archive.variant().serving.defaults, evidence)
 
 
 def _graph(
@@ -130,7 +166,7 @@ def _graph(
         names = output_names or ([item.name for item in found.outputs] if found.format != "onnx" else ())
         model = _load(found)
         steps = _steps(found, model, inputs or declared, names) if found.handler else None
-        if found.handler == handlers.CLASSIFIER and found.format != "onnx":
+        if (found.handler == handlers.CLASSIFIER or found.form is not None) and found.format != "onnx":
             names = names or (handlers.LOGITS,)
         archive = export_model(
             model,
@@ -176,6 +212,8 @@ def _steps(
 
         with contextlib.closing(load_engine(EngineSpec(model, device="cpu"))) as engine:
             specs = [*engine.signature.inputs]
+    if found.form is not None:
+        return handlers.describe_form(found, found.form, model, specs, names)
     return handlers.describe(found, model, specs, names)
 
 
@@ -222,7 +260,11 @@ def _declared(found: Imported) -> tuple[Sequence[TensorSpec], tuple[str, ...]]:
 
 
 def _carry(
-    archive: Archive, documents: Mapping[str, bytes], notes: Iterable[str], serving: ServingDefaults | None = None
+    archive: Archive,
+    documents: Mapping[str, bytes],
+    notes: Iterable[str],
+    serving: ServingDefaults | None = None,
+    proof: StepsEvidence | None = None,
 ) -> Archive:
     """Return an archive with further documents and notes in each variant, in the same folder of blobs.
 
@@ -231,6 +273,7 @@ def _carry(
         documents: contents by name, which is prefixed with ``imported/``.
         notes: notes for the provenance.
         serving: names of classes, states and controls. Too few names are left out, with a note.
+        proof: of the steps, instead of what the archive says of them.
 
     Raises:
         InvalidArgument: the archive is a single file, or it has no inputs or outputs for the states.
@@ -244,10 +287,10 @@ def _carry(
         check_defaults(serving, archive.signature)
     if not isinstance(blobs, BlobFolder):
         raise InvalidArgument(f"the archive '{archive.name}' is a single file, which is not changed; unpack it first")
-    if not documents and not notes and serving is None:
+    if not documents and not notes and serving is None and proof is None:
         return archive
     more = {f"{FOLDER}/{name}": content for name, content in documents.items()}
-    return Archive.create(blobs, [_with(variant, blobs, more, notes, serving) for variant in archive.variants])
+    return Archive.create(blobs, [_with(variant, blobs, more, notes, serving, proof) for variant in archive.variants])
 
 
 def _with(
@@ -256,15 +299,20 @@ def _with(
     documents: Mapping[str, bytes],
     notes: tuple[str, ...],
     serving: ServingDefaults | None,
+    proof: StepsEvidence | None,
 ) -> Descriptor:
-    provenance = variant.serving.provenance
-    provenance = provenance.model_copy(update={"notes": (*provenance.notes, *notes)})
+    provenance, evidence = variant.serving.provenance, variant.serving.evidence
+    kept = provenance.notes
+    if proof is not None:
+        evidence = evidence.model_copy(update={"steps": proof})
+        kept = tuple(note for note in kept if UNCONFIRMED not in note)
+    provenance = provenance.model_copy(update={"notes": (*kept, *notes)})
     own = {
         layer.annotations[manifest.FILEPATH]: read(blobs, layer)
         for layer in variant.manifest.layers
         if layer.media_type == manifest.DOCUMENT
     }
-    changed = variant.serving.model_copy(update={"provenance": provenance, "defaults": serving})
+    changed = variant.serving.model_copy(update={"provenance": provenance, "defaults": serving, "evidence": evidence})
     own.update(documents)
     files = variant.step_files()
     return add_variant(blobs, changed, variant.graph, variant.weights, variant.goldens(), own, files)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ingot.errors import ALLOW_CODE, InvalidArgument
+from ingot.importing.recognition.form import Form
 from ingot.model_store import ServingDefaults
 from ingot.tensors import Dim, DType, TensorSpec
 
@@ -43,12 +44,14 @@ class Consent:
     Args:
         allow_code: the model's own code may be run.
         without_handler: the handler is dropped, a custom one too.
+        without_code: the handler must become steps.
         described: the inputs are described, so that a refusal need not ask for them.
         permissions: what a custom handler may do besides computing.
     """
 
     allow_code: bool = False
     without_handler: bool = False
+    without_code: bool = False
     described: bool = False
     permissions: tuple[str, ...] = ()
 
@@ -88,7 +91,9 @@ class Imported:
         inputs: the declared inputs; empty if the source declares none.
         outputs: the outputs, in order; empty if the source does not declare them.
         serving: names of classes, states and controls.
-        handler: the default handler of TorchServe that becomes steps; empty for none.
+        handler: the handler that becomes steps, by its name or file; empty for none.
+        form: what a custom handler does that becomes steps.
+        tokenizer: the content of ``tokenizer.json`` that such a handler reads.
         custom: the custom handler, for ``python``.
         instead: reads the model with its handler as it is, if it becomes no steps.
         code: the Python file that defines the class, for ``state_dict``.
@@ -104,6 +109,8 @@ class Imported:
     outputs: tuple[Declared, ...] = ()
     serving: ServingDefaults | None = None
     handler: str = ""
+    form: Form | None = None
+    tokenizer: bytes = b""
     custom: CustomHandler | None = None
     instead: Callable[[], Imported] | None = None
     code: Path | None = None

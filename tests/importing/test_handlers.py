@@ -113,7 +113,7 @@ def name_of(index: int) -> str:
     ],
 )
 def test_the_forms_of_names(content: bytes | None, labels: list[str]) -> None:
-    assert handlers._labels(content, 3) == labels
+    assert handlers.labels_of(content, 3) == labels
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_forms_of_names(content: bytes | None, labels: list[str]) -> None:
 )
 def test_names_of_another_form(content: bytes, part: str) -> None:
     with pytest.raises(InvalidArgument, match=part):
-        handlers._labels(content, 3)
+        handlers.labels_of(content, 3)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def test_orientation_transparency_and_first_frames(picture: Any) -> None:
     assert np.array_equal(apply(Image(), turned)[0], upright)
     clear = Pillow.new("RGBA", (4, 4), (0, 0, 0, 0))
     assert (apply(Image(), file_of(clear)) == 255).all()
+    assert (apply(Image(blends=False), file_of(clear)) == 0).all()
     frames = file_of(Pillow.new("RGB", (4, 4), "red"), "GIF", save_all=True, append_images=[Pillow.new("RGB", (4, 4))])
     assert apply(Image(), frames)[0, 0].min() > 250
 

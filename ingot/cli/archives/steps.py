@@ -73,7 +73,8 @@ def _proof(evidence: StepsEvidence, *, masks: bool) -> str:
     close = f"equal but for {evidence.error:.1e} of their pixels" if masks else f"within {evidence.error:.1e}"
     answers = f"answers of {evidence.answers} samples {close}" if evidence.answers else "answers are as declared"
     equal = f"within {evidence.deviation:.1e}" if evidence.deviation else "equal"
-    return f"as {evidence.reference}: tensors of {evidence.items} hard inputs are {equal}, {answers}"
+    tensors = f"tensors of {evidence.items} hard inputs are {equal}, " if evidence.items else ""
+    return f"as {evidence.reference}: {tensors}{answers}"
 
 
 def command(url: str, name: str, steps: Steps) -> str:

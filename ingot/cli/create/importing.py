@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from ingot.permissions import NAMES
 from ingot.report.text import one_line
 
 if TYPE_CHECKING:
-    from ingot.importing import Candidate
+    from ingot.importing import Candidate, Prove
     from ingot.model_store import Store
 
 
@@ -72,6 +73,20 @@ class Permission:
         bool,
         typer.Option("--without-handler", help="Import the model without its handler, whose work clients must do."),
     ] = False
+    without_code: Annotated[
+        bool,
+        typer.Option(
+            "--without-code",
+            help="Make steps of a custom handler that has a known form; --prove compares their answers with it.",
+        ),
+    ] = False
+    prove: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="<file>",
+            help="Requests for --without-code: what ingot serve --record wrote, or a row as JSON a line.",
+        ),
+    ] = None
     permit: Annotated[
         str | None,
         typer.Option(
@@ -107,8 +122,9 @@ def import_model(
     """Import models from TorchServe, SageMaker, MLflow or Triton, each proved equal to its source.
 
     TorchServe's handlers image_classifier and image_segmenter become steps of the archive. Others are kept as they
-    are: with --allow-code, the archive holds their code, which engine processes run. Server settings are not imported;
-    notes list them.
+    are: with --allow-code, the archive holds their code, which engine processes run. With --without-code, a custom
+    handler becomes steps too, if its code has a known form and its answers to recorded requests are those of the
+    steps. Server settings are not imported; notes list them.
 
     A workflow of TorchServe (.war) and an ensemble of Triton become pipelines, whose lines for ingot.toml are printed.
     The functions of a workflow become models.
@@ -122,6 +138,7 @@ def import_model(
         ingot import densenet161.mar densenet:1 --allow-code --input 'image:float32\\[batch,3,224,224]'
         ingot import model_repository
         ingot import model_repository/resnet/2 --out resnet.ingot
+        ingot import pets.mar --allow-code --without-code --prove traffic/pets
     """
     from ingot.importing import Consent, candidates
     from ingot.model_store import Store
@@ -131,6 +148,7 @@ def import_model(
             raise InvalidArgument("a model goes to the store or to a file; leave out the reference, or --out")
         check_out(out)
         check_apart(out, source=source)
+    prove = _prove(permission)
     limit = seconds("--load-timeout", load_timeout)
     kept = Store(store)
     done: list[dict[str, Any]] = []
@@ -139,6 +157,7 @@ def import_model(
     consent = Consent(
         permission.allow_code,
         permission.without_handler,
+        permission.without_code,
         described=bool(interface.inputs or interface.example),
         permissions=permissions.parsed(permission.permit),
     )
@@ -155,6 +174,7 @@ def import_model(
             "inputs": interface.inputs or (),
             "example_inputs": _example(interface.example),
             "output_names": interface.output_names or (),
+            "prove": prove,
         }
         for target in there:
             note(f"{target} is already in the store and stays unchanged")
@@ -174,6 +194,19 @@ def import_model(
         print(lines)  # not through rich, which could break lines
     if failed:
         raise InvalidArgument(f"{len(failed)} of {len(jobs)} models were not imported. {' | '.join(failed)}")
+
+
+def _prove(permission: Permission) -> Prove | None:
+    """Return the comparison of a handler with the steps that it becomes; None if it stays as it is."""
+    if permission.without_code != (permission.prove is not None):
+        raise InvalidArgument("--without-code and --prove belong together: a handler is dropped only after a proof")
+    if permission.prove is None:
+        return None
+    if permission.without_handler:
+        raise InvalidArgument("--without-handler leaves the handler's work to clients, and --without-code makes steps")
+    from ingot.cli.create.handler_proof import prove, recorded
+
+    return partial(prove, recorded(permission.prove), permission.permit)
 
 
 def _plan(

@@ -16,7 +16,7 @@ from ingot.export.proof.samples import made
 from ingot.export.stages.context import Context
 from ingot.export.stages.prove import Proved, load_packed
 from ingot.model_store import Golden
-from ingot.model_store.format.evidence import StepsEvidence
+from ingot.model_store.format.evidence import UNCONFIRMED, StepsEvidence
 from ingot.runtime import Engine
 from ingot.steps import Described, OpenedSteps, Original, Values
 from ingot.steps.after.ctc import Ctc
@@ -96,7 +96,7 @@ def _recorded(
         stage.detail = f"{len(goldens)} goldens"
     which, what = ("after", "their answers") if samples else ("before and after", "them")
     context.journal.note(
-        f"the steps {which} the graph are as declared; no original confirms {what}"
+        f"the steps {which} the graph are as declared; {UNCONFIRMED} {what}"
         + (
             ""
             if goldens

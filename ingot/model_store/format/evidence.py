@@ -178,6 +178,10 @@ class MemoryEvidence(Record):
         return self.fixed + self.per_row * rows
 
 
+UNCONFIRMED = "no original confirms"
+"""In a note on steps that are not proved."""
+
+
 class StepsEvidence(Record):
     """How a model's steps compared with the original's at the export.
 

@@ -16,6 +16,7 @@ from ingot.runtime import Model
 from ingot.runtime.engines.python.torchserve.rows import BODY
 from ingot.server.torchserve.bodies import DATA, Row, merged, parsed
 from ingot.steps import Steps
+from ingot.steps.after.classify import Classify
 from ingot.tensors import Array, DType, TensorSpec
 from ingot.tensors.arrays import as_bytes
 
@@ -145,7 +146,7 @@ def answer(response: InferResponse, model: Model, steps: Steps | None, *, alone:
     """
     form = None if steps is None else _FORMS.get(steps.answer_form)
     if steps is not None and form is not None:
-        rows = form(response.arrays, steps.task)
+        rows = form(response.arrays, steps)
         return rows[0] if alone else rows
     outputs = {name: _plain(array) for name, _, array in response.outputs}
     specs, batch = response.route.outputs, model.signature.batch
@@ -175,20 +176,21 @@ def text(value: Any) -> str:
         return base64.b64encode(content).decode()
 
 
-def _classes(values: Mapping[str, Array], task: str) -> list[Any]:
-    count = None if task.startswith("text") else _BEST
+def _classes(values: Mapping[str, Array], steps: Steps) -> list[Any]:
+    chosen = any(isinstance(step, Classify) and step.top_k for step in steps.after)
+    count = None if chosen or steps.task.startswith("text") else _BEST
     rows = zip(values["label"].tolist(), values["score"].tolist(), strict=True)
     return [dict(zip(map(text, labels[:count]), scores[:count], strict=True)) for labels, scores in rows]
 
 
-def _boxes(values: Mapping[str, Array], task: str) -> list[Any]:
+def _boxes(values: Mapping[str, Array], steps: Steps) -> list[Any]:
     return [
         [{text(label): box, "score": score} for label, score, box in zip(*(each[:kept] for each in row), strict=True)]
         for *row, kept in _rows(values, "label", "score", "box", "count")
     ]
 
 
-def _masks(values: Mapping[str, Array], task: str) -> list[Any]:
+def _masks(values: Mapping[str, Array], steps: Steps) -> list[Any]:
     """Return masks by their labels; with scores, as labels may occur several times, an object for each."""
     if "score" not in values:
         return [
@@ -205,7 +207,7 @@ def _rows(values: Mapping[str, Array], *names: str) -> Any:
     return zip(*(values[name].tolist() for name in names), strict=True)
 
 
-_FORMS: Mapping[str, Callable[[Mapping[str, Array], str], list[Any]]] = {
+_FORMS: Mapping[str, Callable[[Mapping[str, Array], Steps], list[Any]]] = {
     "masks": _masks,
     "boxes": _boxes,
     "classes": _classes,

@@ -53,10 +53,11 @@ def prepare() -> None:
         raise missing_package("pillow", "decoding pictures", "images") from error
 
 
-def decode(content: bytes, limits: Limits, *, upright: bool = True) -> Array:
+def decode(content: bytes, limits: Limits, *, upright: bool = True, blends: bool = True) -> Array:
     """Return the pixels of a picture in RGB, of the shape (height, width, 3), ``upright`` as its EXIF data says.
 
-    The file may be in base64. Transparent pixels are put on white. Of a file with several frames, the first is decoded.
+    The file may be in base64. Transparent pixels are put on white, or with ``blends=False`` have their own colours. Of
+    a file with several frames, the first is decoded.
     Call :func:`prepare` once before. The text of errors completes "the picture ...".
 
     Raises:
@@ -79,7 +80,8 @@ def decode(content: bytes, limits: Limits, *, upright: bool = True) -> Array:
         from PIL import ImageOps
 
         picture.load()
-        return np.asarray(_rgb(ImageOps.exif_transpose(picture) if upright else picture))
+        turned = ImageOps.exif_transpose(picture) if upright else picture
+        return np.asarray(_on_white(turned) if blends else turned.convert("RGB"))
 
 
 def _opened(content: bytes) -> Image:
@@ -96,7 +98,7 @@ def _opened(content: bytes) -> Image:
     return found
 
 
-def _rgb(picture: Image) -> Image:
+def _on_white(picture: Image) -> Image:
     """Return a picture in RGB, as transformers 5.24 converts it."""
     if "A" not in picture.getbands() and picture.info.get("transparency") is None:
         return picture.convert("RGB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -33,6 +34,8 @@ class Image(ItemStep):
         padded: the height and width that pictures are extended to; by default the largest of the request.
         size: the height and width of each picture before all operations, but upright, int64[n, 2].
         upright: whether pictures are turned as their EXIF data says.
+        blends: whether transparent pixels are put on white; otherwise their own colours count, as in Pillow's
+            ``convert("RGB")``.
         operations: in their order.
         limits: of what is decoded.
         reference: whose results the operations have, such as ``transformers 5.24.0 ViTImageProcessorPil``.
@@ -46,6 +49,7 @@ class Image(ItemStep):
     padded: tuple[PositiveInt, PositiveInt] | None = None
     size: str = ""
     upright: bool = True
+    blends: bool = True
     operations: tuple[Operation, ...] = Field((), max_length=32)
     limits: Limits = Limits()
     reference: str = ""
@@ -94,10 +98,11 @@ class Image(ItemStep):
 
     def item(self) -> Item:
         prepare()
-        limits, upright, pipeline = self.limits, self.upright, Pipeline(self.operations, self.limits.resized_pixels)
+        read = partial(decode, limits=self.limits, upright=self.upright, blends=self.blends)
+        pipeline = Pipeline(self.operations, self.limits.resized_pixels)
 
         def values(content: bytes) -> Values:
-            picture = decode(content, limits, upright=upright)
+            picture = read(content)
             found = {self.pixels: pipeline.apply(picture)}
             return found | {self.size: np.array(picture.shape[:2])} if self.size else found
 

@@ -81,10 +81,15 @@ def from_torchvision(transforms: Any) -> tuple[Operation, ...]:
     parts = getattr(transforms, "transforms", None)
     if parts is None:
         raise Unsupported(f"{type(transforms).__name__} is neither the transforms() of weights nor a Compose")
-    return tuple(operation for part in parts for operation in _torchvision_part(part))
+    return tuple(operation for part in parts for operation in torchvision_operations(part))
 
 
-def _torchvision_part(part: Any) -> Iterator[Operation]:
+def torchvision_operations(part: Any) -> Iterator[Operation]:
+    """Yield the operations of one transform, read by its class's name and its attributes.
+
+    Raises:
+        Unsupported: it is not one that :func:`from_torchvision` knows.
+    """
     name = type(part).__name__
     if name == "Resize" and getattr(part, "max_size", None) is None:
         yield Resize(**_torchvision_size(part.size), filter=_torchvision_filter(part))

@@ -69,22 +69,33 @@ def unpacked(value: bytes, *, raw: bool = False) -> HandlerRequest:
     Raises:
         ValueError: it is cut, or its header is not valid.
     """
+    parts, headers = parts_of(value)
+    row = {part.name: _value(part.raw, "" if raw else part.media_type) for part in parts}
+    return HandlerRequest(row, headers)
+
+
+def parts_of(value: bytes) -> tuple[list[Part], dict[str, str]]:
+    """Return the parts and the headers of a request in one value.
+
+    Raises:
+        ValueError: it is cut, or its header is not valid.
+    """
     if not value.startswith(_MAGIC):
-        return HandlerRequest({BODY: bytearray(value)})
+        return [Part(BODY, value)], {}
     start = len(_MAGIC) + _LENGTH.size
     try:
         (length,) = _LENGTH.unpack_from(value, len(_MAGIC))
         header = orjson.loads(value[start : start + length])
-        row, at = {}, start + length
+        parts, at = list[Part](), start + length
         for name, media_type, size in header["parts"]:
-            row[str(name)] = _value(value[at : at + size], "" if raw else media_type)
+            parts.append(Part(str(name), value[at : at + size], str(media_type)))
             at += size
         headers = {str(name).lower(): str(text) for name, text in header["headers"].items()}
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the request is not valid: {error}") from error
     if at != len(value):
         raise ValueError(f"the parts of the request have {at} bytes, but {len(value)} were sent")
-    return HandlerRequest(row, headers)
+    return parts, headers
 
 
 def _value(content: bytes, media_type: str) -> Any:
