@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 from playwright.sync_api import Page
 
 
@@ -15,3 +19,12 @@ class Opened:
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("request", lambda sent: None if sent.url.startswith((url, "data:")) else self.faults.append(sent.url))
         page.goto(url)
+
+
+@contextlib.contextmanager
+def on_a_phone(browser: Any, url: str) -> Iterator[Opened]:
+    """Open the page of a server on the screen of a phone."""
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.set_default_timeout(30_000)
+    yield Opened(page, url)
+    page.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -44,7 +43,6 @@ class Canary:
     began: float = field(default_factory=time.monotonic)
     outcome: Outcome = "running"
     reason: str = ""
-    judging: asyncio.Task[None] | None = None
     _at_step: tuple[int, int] = (0, 0)
 
     @property

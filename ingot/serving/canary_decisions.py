@@ -198,7 +198,7 @@ class Canaries:
             canary.split.weight,
             "; a restart of the server serves it at once" if found is None else "",
         )
-        canary.judging = self._tasks.begin(lambda: self._judge(canary))
+        self._tasks.begin(lambda: self._judge(canary))
 
     def end(self, deployment: Deployment, outcome: Outcome, reason: str = "") -> None:
         """End the canary of a deployment, if there is one, and free its candidate; the caller holds ``changing``."""

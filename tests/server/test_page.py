@@ -20,7 +20,7 @@ import ingot
 from ingot import RunningServer
 from ingot.model_store import Store
 from tests import onnx_models
-from tests.browsers import Opened
+from tests.browsers import Opened, on_a_phone
 from tests.server.access.served import make_key
 from tests.serving.rolling import load, times
 from tests.support import RunIngot, succeeded
@@ -36,11 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def opened(browser: Any, server: RunningServer) -> Iterator[Opened]:
-    page = browser.new_page(viewport={"width": 390, "height": 844})
-    page.set_default_timeout(30_000)
-    found = Opened(page, server.http_url)
-    yield found
-    page.close()
+    with on_a_phone(browser, server.http_url) as found:
+        yield found
 
 
 def infer(server: RunningServer, count: int, width: int = 3) -> None:

@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, expect
 import ingot
 from ingot import RunningServer
 from ingot.steps import speech_recognition
-from tests.browsers import Opened
+from tests.browsers import Opened, on_a_phone
 from tests.server import test_sound_steps as sounds
 from tests.server.test_page_steps import ask, choose
 from tests.steps import answering
@@ -43,14 +43,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def opened(browser: Any, server: RunningServer) -> Iterator[Opened]:
-    page = browser.new_page(viewport={"width": 390, "height": 844})
-    page.set_default_timeout(30_000)
-    found = Opened(page, server.http_url)
-    page.get_by_label("and all models with the same inputs").uncheck()
-    yield found
-    assert found.faults == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.close()
+    with on_a_phone(browser, server.http_url) as found:
+        found.page.get_by_label("and all models with the same inputs").uncheck()
+        yield found
+        assert found.faults == []
+        assert found.page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 @pytest.fixture

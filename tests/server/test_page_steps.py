@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 
 import ingot
 from ingot import RunningServer
-from tests.browsers import Opened
+from tests.browsers import Opened, on_a_phone
 from tests.server import test_apis, test_image_steps, test_steps
 
 
@@ -37,13 +37,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def opened(browser: Any, server: RunningServer) -> Iterator[Opened]:
-    page = browser.new_page(viewport={"width": 390, "height": 844})
-    page.set_default_timeout(30_000)
-    found = Opened(page, server.http_url)
-    yield found
-    refusals = [each for each in found.faults if "400 (Bad Request)" in each]  # which the tests look at
-    assert found.faults == refusals
-    page.close()
+    with on_a_phone(browser, server.http_url) as found:
+        yield found
+        refusals = [each for each in found.faults if "400 (Bad Request)" in each]  # which the tests look at
+        assert found.faults == refusals
 
 
 def choose(opened: Opened, model: str, task: str) -> Page:

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import expect
 
 from ingot import RunningServer
-from tests.browsers import Opened
+from tests.browsers import Opened, on_a_phone
 from tests.server.completion import written
 from tests.support import RunIngot, succeeded
 
@@ -23,10 +23,8 @@ PROMPT = "it's here"
 
 @pytest.fixture
 def opened(browser: Any, server: RunningServer) -> Iterator[Opened]:
-    page = browser.new_page(viewport={"width": 390, "height": 844})
-    page.set_default_timeout(30_000)
-    yield Opened(page, server.http_url)
-    page.close()
+    with on_a_phone(browser, server.http_url) as found:
+        yield found
 
 
 def test_a_prompt_is_continued(opened: Opened) -> None:
