@@ -14,7 +14,7 @@ import transformers
 
 import ingot
 from ingot.model_store import Archive, BlobFolder
-from ingot.model_store.format import onnx_graph
+from ingot.model_store.format import goldens, onnx_graph
 from ingot.quant.config import WeightInt8, embeddings
 from ingot.quant.graph.decoder import DecoderSource
 from ingot.quant.graph.layers import tensor
@@ -84,9 +84,23 @@ def test_a_quantized_decoder_is_measured_on_a_text_and_served(
     assert min(map(len, answers)) > 10
 
 
-def text(reference: str) -> str:
-    with ingot.serve(reference, http_port=0, grpc_port=0, slots=2) as server:
-        body = {"model": "tiny", "prompt": "the film", "max_tokens": 20, "ignore_eos": True}
+def test_recorded_texts_are_data(run_ingot: RunIngot, archive: Path, tmp_path: Path) -> None:
+    written = text(str(archive), record=tmp_path / "traffic", record_share=1.0)
+    (file,) = (tmp_path / "traffic" / "tiny" / "1").glob("*.safetensors")
+    (case,) = goldens.decode(file.read_bytes())
+    texts = Archive.open(archive).variant().opened_texts()
+    assert texts is not None
+    assert case.inputs["prompt"].tolist() == texts.encode("the film")
+    assert texts.tokens.of(case.outputs["tokens"].tolist()) == written
+    options = ("--recipe", "weight-int8", "--force", "--batch", "1", "--data", tmp_path / "traffic")
+    result = run_ingot("quantize", archive, *options, "--json", "--out", tmp_path / "q.ingot")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["report"]["data"]["evaluation_rows"] == (case.inputs["prompt"].size + 80) // 64
+
+
+def text(reference: str, **settings: Any) -> str:
+    with ingot.serve(reference, http_port=0, grpc_port=0, slots=2, **settings) as server:
+        body = {"model": "tiny", "prompt": "the film", "max_tokens": 80, "ignore_eos": True}
         found: str = httpx.post(f"{server.http_url}/v1/completions", json=body).json()["choices"][0]["text"]
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,9 @@ import numpy as np
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store import Generation, Variant
 from ingot.quant.data.samples import Data, Samples
+from ingot.quant.data.sources import traffic
+from ingot.runtime.generation.requests import PROMPT
+from ingot.runtime.generation.requests import TOKENS as ANSWER
 from ingot.steps.samples import texts
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
@@ -38,7 +42,7 @@ def read(variant: Variant, data: Data, purpose: str) -> Samples:
 
     Args:
         variant: the decoder.
-        data: the path of a text (.txt); or tokens, in the forms of :meth:`Samples.read`.
+        data: the path of a text (.txt), or of recorded traffic; or tokens, in the forms of :meth:`Samples.read`.
         purpose: what the data is for, for messages.
 
     Raises:
@@ -46,8 +50,11 @@ def read(variant: Variant, data: Data, purpose: str) -> Samples:
         InvalidArgument: the text is too short, or the model has no tokenizer, or lacks a token.
     """
     generation = _declared(variant)
-    if isinstance(data, str | Path) and Path(data).suffix.lower() == ".txt":
-        samples = _cut(generation, _encoded(variant, Path(data)), purpose, f" in {data}")
+    path = Path(data) if isinstance(data, str | Path) else Path()
+    if path.suffix.lower() == ".txt":
+        samples = _cut(generation, _encoded(variant, path), purpose, f" in {data}")
+    elif recorded := [path] if path.suffix == ".safetensors" else traffic.find(path) if path.name else []:
+        samples = _cut(generation, _recorded(recorded), purpose, f" in {data}")
     else:
         samples = Samples.read(SIGNATURE, data, purpose=purpose).take(_PARTS, 0)
     for batch in samples.batches():
@@ -89,6 +96,19 @@ def _encoded(variant: Variant, path: Path) -> Array:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read as a text in UTF-8: {error}") from error
     return np.array(opened.encode(text), np.int64)
+
+
+def _recorded(files: Sequence[Path]) -> Array:
+    """Return the prompts and answers of recorded requests, one after the other."""
+    parts = [np.zeros(0, np.int64)]
+    for path in files:
+        for case in traffic.cases(path):
+            if not (PROMPT in case.inputs and ANSWER in case.outputs):
+                raise InvalidArgument(f"{path} has requests of another kind of model: they have no '{PROMPT}'")
+            parts += [case.inputs[PROMPT], case.outputs[ANSWER]]
+        if sum(map(len, parts)) > _LENGTH * _PARTS:
+            break
+    return np.concatenate(parts)
 
 
 def _cut(generation: Generation, ids: Array, purpose: str, where: str) -> Samples:

@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from ingot.errors import InvalidArgument, InvalidField
-from ingot.model_store import Generation
+from ingot.model_store import Generation, Golden
 from ingot.protocol.context import CONTEXT
-from ingot.runtime.generation.requests import Finished, GenerationRequest, Stream, Token
+from ingot.runtime.generation.requests import PROMPT, TOKENS, Finished, GenerationRequest, Stream, Token
 from ingot.runtime.model import Model
 from ingot.server.plane.counters import Counters
 from ingot.serving import ServedModel
@@ -110,10 +112,12 @@ async def pieces(decoder: Decoder, wanted: Wanted, counters: Counters) -> AsyncG
         IngotError: the request is refused, or fails behind its first pieces.
     """
     with counters.request(), _observed(decoder.model):
-        stream = decoder.model.generate(wanted.request)
+        stream, tokens = decoder.model.generate(wanted.request), list[int]()
         async with contextlib.aclosing(stream):
             async for piece in _read(stream, Detokenizer(decoder.texts.tokens), StopTexts(wanted.stops)):
+                tokens += [token.id for token in piece.tokens]
                 yield piece
+        counters.keep(Golden({PROMPT: wanted.request.prompt}, {TOKENS: np.array(tokens, np.int64)}))
 
 
 def note(answers: int) -> None:

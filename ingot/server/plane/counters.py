@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from ingot.errors import IngotError
+from ingot.model_store import Golden
 from ingot.runtime import Metrics
 from ingot.runtime.counts import Count
 from ingot.serving import ServedModel
@@ -18,9 +19,10 @@ _clock: Final = time.perf_counter
 
 
 class Counters:
-    """The counters of one model's requests over one protocol."""
+    """The counters of one model's requests over one protocol; ``keep`` records some of them."""
 
-    def __init__(self, metrics: Metrics, model: ServedModel, protocol: str):
+    def __init__(self, metrics: Metrics, model: ServedModel, protocol: str, keep: Callable[[str, str, Golden], None]):
+        self._keep = functools.partial(keep, model.name, model.version)
         labels = (model.name, model.version, protocol)
         self._seconds = metrics.request_seconds.labels(*labels)
         self._labelled = functools.partial(metrics.requests.labels, *labels)
@@ -37,6 +39,10 @@ class Counters:
             count = self._codes[code] = self._labelled(code)
         count.value += 1
         self._seconds.observe(time.perf_counter() - began)
+
+    def keep(self, case: Golden) -> None:
+        """Record an answered request, if the server does so."""
+        self._keep(case)
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:

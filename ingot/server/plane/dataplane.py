@@ -126,12 +126,15 @@ class DataPlane:
     def record(
         self, route: ModelRoute, inputs: Mapping[str, Array], outputs: Mapping[str, Array], pending: Submitted
     ) -> None:
-        """Offer a request and its response to the recorder, if there is one; its failure affects no client."""
+        """Offer a request and its response to the recorder; see :meth:`keep`."""
+        between = (pending.between if isinstance(pending, Run) else None) or {}
+        case = Golden({}, between, {**inputs}, {**outputs}) if route.raw else Golden({**inputs}, {**outputs})
+        self.keep(route.name, route.version, case)
+
+    def keep(self, model: str, version: str, case: Golden) -> None:
+        """Offer a case to the recorder, if there is one; its failure affects no client."""
         if self.recorder is not None:
-            between = (pending.between if isinstance(pending, Run) else None) or {}
-            case = Golden({}, between, {**inputs}, {**outputs}) if route.raw else Golden({**inputs}, {**outputs})
-            failure = f"a response of model {route.name} could not be recorded"
-            attempt(failure, self.recorder.offer, route.name, route.version, case)
+            attempt(f"a response of model {model} could not be recorded", self.recorder.offer, model, version, case)
 
     def statistics(self, name: str = "", version: str = "") -> list[tuple[ServedModel, Statistics]]:
         """Return the statistics of models: of all without a name, of all versions without a version.
@@ -217,7 +220,7 @@ class DataPlane:
         """Return the counters of a model's requests over one protocol."""
         found = self._counters.get((model, protocol))
         if found is None:
-            found = self._counters[model, protocol] = Counters(self.metrics, model, protocol)
+            found = self._counters[model, protocol] = Counters(self.metrics, model, protocol, self.keep)
         return found
 
     def observe(self, observer: Observer | None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import IngotError, InvalidArchive, InvalidArgument
+from ingot.model_store import Golden
 from ingot.model_store.format import goldens
 from ingot.steps import OpenedSteps, Values
 from ingot.tensors.arrays import open_regular
@@ -40,17 +41,25 @@ def read(files: Sequence[Path], what: str, steps: OpenSteps) -> Iterator[tuple[s
     """
     opened = functools.cache(steps)
     for path in files:
-        try:
-            cases = goldens.decode(_content(path))
-        except (InvalidArchive, OSError) as error:
-            raise InvalidArgument(f"{path} is not recorded traffic: {error}") from error
-        for number, case in enumerate(cases):
+        for number, case in enumerate(cases(path)):
             # Copied: as views, they would keep the whole file in memory, with all outputs.
             place = f"{what}, request {number} of {path},"
             if case.raw and not case.inputs:
                 yield place, _tensors(opened(), case.raw, place)
             else:
                 yield place, {name: array.copy() for name, array in case.inputs.items()}
+
+
+def cases(path: Path) -> Sequence[Golden]:
+    """Return the requests of a file, with their answers.
+
+    Raises:
+        InvalidArgument: as for :func:`read`.
+    """
+    try:
+        return goldens.decode(_content(path))
+    except (InvalidArchive, OSError) as error:
+        raise InvalidArgument(f"{path} is not recorded traffic: {error}") from error
 
 
 def _tensors(steps: OpenedSteps | None, raw: Values, place: str) -> Values:
