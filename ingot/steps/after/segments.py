@@ -106,7 +106,7 @@ class Segments(Step):
             limits = zip(*(self._thresholds(name, values, len(logits)) for name in _THRESHOLDS), strict=True)
             rows = []
             for each in zip(softmax(logits), masks, values[self.size].tolist(), subtasks, limits, strict=True):
-                rows.append([*self._row(*each)])
+                rows.append([*self._segments_of(*each)])
             parts: dict[str, Any] = {self.mask: (attrgetter("mask"), object), self.score: (attrgetter("score"), "f4")}
             return columns(rows, {self.label: (attrgetter("label"), object), **parts}, self.count)
 
@@ -120,19 +120,19 @@ class Segments(Step):
             raise InvalidArgument(f"input '{name}' is not a number; send one such as 0.5")
         return np.broadcast_to(given, count)
 
-    def _row(
+    def _segments_of(
         self, scores: Array, masks: Array, size: Sequence[int], subtask: str, thresholds: Sequence[float]
     ) -> Iterator[_Segment]:
         """Yield the segments of one picture, from float32[queries, classes + 1] and float32[queries, h, w]."""
         if subtask == "semantic":
-            yield from self._semantic(scores[:, :-1], self._at_first(masks), size)
+            yield from self._semantic(scores[:, :-1], self._resized(masks), size)
         elif subtask == "instance" and self.pairs:
             yield from self._instances(scores[:, :-1], masks, size, thresholds[0])
         else:
             kept = (scores.argmax(1) < len(self.labels)) & (scores.max(1) > thresholds[0])
             yield from self._panoptic(scores[kept], masks[kept], size, thresholds)
 
-    def _at_first(self, masks: Array) -> Array:
+    def _resized(self, masks: Array) -> Array:
         return resized(masks, *self.resized) if self.resized and len(masks) else masks
 
     def _semantic(self, scores: Array, masks: Array, size: Sequence[int]) -> Iterator[_Segment]:
@@ -149,23 +149,23 @@ class Segments(Step):
             return
         best, labels, least = scores.max(1), scores.argmax(1), np.float32(thresholds[1])
         owner, areas = np.zeros(size, np.int32), np.zeros(len(best), np.int64)
-        for place, planes in bands(sigmoid(self._at_first(masks)), size[0], size[1]):
-            most = np.full(owner[place].shape, -1, np.float32)
+        for place, planes in bands(sigmoid(self._resized(masks)), size[0], size[1]):
+            highest = np.full(owner[place].shape, -1, np.float32)
             for index, plane in enumerate(planes):
                 plane *= best[index]
                 areas[index] += (plane >= least).sum()
-                np.copyto(owner[place], index, where=plane > most)
-                np.maximum(most, plane, out=most)
-        got = np.bincount(owner.reshape(-1), minlength=len(best))
-        parts = got.astype(np.float32) / np.maximum(areas, 1).astype(np.float32)
-        for query in np.flatnonzero((got > 0) & (areas > 0) & (parts > thresholds[2])):
+                np.copyto(owner[place], index, where=plane > highest)
+                np.maximum(highest, plane, out=highest)
+        owned = np.bincount(owner.reshape(-1), minlength=len(best))
+        shares = owned.astype(np.float32) / np.maximum(areas, 1).astype(np.float32)
+        for query in np.flatnonzero((owned > 0) & (areas > 0) & (shares > thresholds[2])):
             yield self._segment(labels[query], best[query], owner == query)
 
     def _instances(self, scores: Array, masks: Array, size: Sequence[int], threshold: float) -> Iterator[_Segment]:
         """Yield the best pairs of query and class, as many as there are queries, if they have pixels."""
         flat = scores.reshape(-1)
         best = np.argsort(-flat, kind="stable")[: len(scores)]
-        planes = self._at_first(masks)
+        planes = self._resized(masks)
         inside = planes > 0
         certain = (sigmoid(planes) * inside).sum((1, 2)) / (inside.sum((1, 2)) + np.float32(1e-6))
         found, owner = list[_Segment](), np.full(size, -1, np.int32)

@@ -137,26 +137,21 @@ class _Regions:
         contours, _ = cv2.findContours(mask * np.uint8(255), cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
         size, map_size = np.array([width, height]), np.array(probabilities.shape[::-1], np.float32)
         for contour in contours[: step.max_regions]:
-            corners, side = self._rectangle(contour)
+            corners, side = self._smallest_rectangle(contour)
             if side < _LEAST_REGION or (score := self._mean(probabilities, corners)) < step.least_score:
                 continue
-            corners, side = self._rectangle(self._expanded(corners))
+            corners, side = self._smallest_rectangle(self._expanded(corners))
             if side < _LEAST_EXPANDED:
                 continue
             corners = np.round(corners / map_size * size.astype(np.float32)).clip(0, size)
-            polygon = _clockwise(corners.astype(np.int32)).clip(0, size - 1)
+            polygon = _from_top_left(corners.astype(np.int32)).clip(0, size - 1)
             if min(_length(polygon[0], polygon[1]), _length(polygon[0], polygon[3])) >= _LEAST_BOX:
                 yield _Box(polygon, score)
 
-    def _rectangle(self, points: Array) -> tuple[Array, float]:
+    def _smallest_rectangle(self, points: Array) -> tuple[Array, float]:
         """Return the corners of the smallest rectangle around points, float32[4, 2], and its shorter side."""
         rectangle = self._cv2.minAreaRect(points)
-        corners = self._cv2.boxPoints(rectangle)
-        corners = np.array(sorted(corners, key=lambda corner: corner[0]))
-        left, right = corners[:2], corners[2:]
-        left = left if left[1, 1] > left[0, 1] else left[::-1]
-        right = right if right[1, 1] > right[0, 1] else right[::-1]
-        return np.stack([left[0], right[0], right[1], left[1]]), min(rectangle[1])
+        return _from_top_left(self._cv2.boxPoints(rectangle)), min(rectangle[1])
 
     def _mean(self, probabilities: Array, corners: Array) -> float:
         """Return the mean probability of the pixels within corners."""
@@ -181,8 +176,8 @@ class _Regions:
         return np.array(outline, np.int32)[:, None]
 
 
-def _clockwise(corners: Array) -> Array:
-    """Return corners from the top left, of which the two with the least x are the left ones."""
+def _from_top_left(corners: Array) -> Array:
+    """Return corners clockwise from the top left; the two with the least x are the left ones."""
     by_x = corners[np.argsort(corners[:, 0])]
     (top_left, bottom_left), (top_right, bottom_right) = (side[np.argsort(side[:, 1])] for side in (by_x[:2], by_x[2:]))
     return np.stack([top_left, top_right, bottom_right, bottom_left])
