@@ -157,48 +157,18 @@ class ServerConfig(ModelFields, ServerFields):
         if self.engine is not None:
             check_engine(self.engine)
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
-        return Settings(
-            device=self.device,
-            instances=self.instances,
-            lanes=self.lanes,
-            cuda_graphs=self.cuda_graphs,
-            convolutions=self.convolutions,
-            gpu_arena=self.gpu_arena,
-            shards=self.shards,
-            engine=self.engine,
+        return dataclasses.replace(
+            Settings(**self._named_as(Settings)),
             limits=limits,
-            allow_code=self.allow_code,
-            ort_library=self.ort_library,
-            variant_choice=self.variant_choice,
-            choice_time=self.choice_time,
-            derived_cache=self.derived_cache,
-            slo=self.slo,
             max_answer_bytes=self.max_answer_mb << 20,
             max_call_bytes=min(memory.engine_limit(), math.inf if self.max_call_mb is None else self.max_call_mb << 20),
             engine_call_mb=self.max_call_mb or Settings.engine_call_mb,
             engine_threads=self.threads,
-            isolate=self.isolate,
-            engine_memory_mb=self.engine_memory_mb,
             load_timeout=self.load_timeout or None,
-            slots=self.slots,
-            context=self.context,
-            prompt_delay=self.prompt_delay,
-            labels=self.labels,
-            verify_batches=self.verify_batches,
             cache_bytes=units.parse_size(self.cache or "0") or 0,
             memory_budget=self.memory_by_device,
-            canary=Plan(
-                steps=Plan.parse_steps(self.canary),
-                every=self.canary_every,
-                errors=self.canary_errors,
-                drift=self.canary_drift,
-                latency=self.canary_latency,
-                tolerance=self.canary_tolerance,
-                compare=self.canary_compare,
-                sticky=self.canary_sticky,
-            ),
+            canary=Plan(**self._named_as(Plan, "canary_"), steps=Plan.parse_steps(self.canary)),
             states=parse_pairs(self.states),
-            install_requirements=self.install_requirements,
             permissions=permissions.parsed(self.permit),
             model_settings=dict(pair.split("=", 1) for pair in (self.model_settings or "").split(",") if pair),
             repeat=Repeat(inputs=parse_pairs(self.repeat), until=self.repeat_until or "", steps=self.max_steps),
@@ -209,6 +179,12 @@ class ServerConfig(ModelFields, ServerFields):
                 waiting=self.max_queue,
             ),
         )
+
+    def _named_as(self, target: type, prefix: str = "") -> dict[str, Any]:
+        """Return the values of the settings that have the names of a dataclass's fields, behind a prefix."""
+        known = self.settings()
+        names = (field.name for field in dataclasses.fields(target))
+        return {name: getattr(self, prefix + name) for name in names if prefix + name in known}
 
 
 def _named(field: dataclasses.Field[Any], hint: Any) -> Setting:
