@@ -11,7 +11,11 @@ from pathlib import Path
 from benchmarks.generation.load import Asked, Rate
 
 _PROGRAM = Path(__file__).with_name("genai.py")
-_INSTALL = "python -m venv {0} && {0}/bin/pip install -r benchmarks/generation/requirements-openvino.txt"
+# torchvision, which it does not need, may be built for another torch, and then optimum-cli cannot start.
+_INSTALL = (
+    "python -m venv {0} && {0}/bin/pip install -r benchmarks/generation/requirements-openvino.txt && "
+    "{0}/bin/pip uninstall -y torchvision"
+)
 
 
 def rate(folder: Path, work: Sequence[Asked], clients: int, threads: int, weights: str) -> Rate:

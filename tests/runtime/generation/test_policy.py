@@ -196,6 +196,15 @@ def test_clients_enter_by_least_use() -> None:
     assert order.index("few") <= 1
 
 
+def test_requests_of_higher_priority_begin_first() -> None:
+    served, engine = policy(slots=1), Lists()
+    rows = [served.offer(request([1, number], 1, priority=number % 3), 0) for number in range(6)]
+    order: list[Row] = []
+    while (step := served.plan()) is not None:
+        order += [event.row for event in served.finish(engine.run(step))]
+    assert [rows.index(row) for row in order] == [2, 5, 1, 4, 0, 3]
+
+
 def test_requests_that_cannot_be_answered_are_refused() -> None:
     served = policy(queue=2)
     with pytest.raises(InvalidArgument, match=r"has 60 tokens, and 'max_tokens' 5 more; together they may have 64"):
