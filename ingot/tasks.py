@@ -22,7 +22,7 @@ OnTexts = Literal[
     "fill-mask",
     "feature-extraction",
 ]
-Generating = Literal["text-generation"]
+Generating = Literal["text-generation", "text2text-generation", "translation", "summarization"]
 """Tasks whose answers a decoder generates token by token; the archive declares no steps, but how it is run."""
 OnFiles = Literal[
     "image-classification",
@@ -37,6 +37,7 @@ Declared = Literal["image-to-text", "text-detection", "file-classification"]
 """Further tasks, whose steps are declared: no folder of transformers describes them."""
 Task = Literal["auto", "none", OnTexts, Generating, OnFiles]
 """What an export is asked for: a task as Hugging Face names it, ``auto`` to find it, or ``none``."""
+GENERATING: Final[tuple[Generating, ...]] = get_args(Generating)
 ON_TEXTS: Final[tuple[OnTexts, ...]] = get_args(OnTexts)
 """Tasks on texts, which have a tokenizer."""
 

@@ -51,6 +51,8 @@ def generating(generation: Generation | None, evidence: Evidence) -> Iterator[tu
     sizes = f"{generation.layers} layers x {generation.kv_heads} heads x {generation.head_size}"
     yield "cache", f"{sizes}, one buffer a slot; GroupQueryAttention, per-row lengths"
     yield "memory", f"{size(generation.cache_bytes)} a token, for texts of up to {generation.max_length:,} tokens"
+    if generation.encoder is not None:
+        yield "encoder", f"reads up to {generation.encoder.max_length:,} tokens once for each answer"
     template = "a chat template" if generation.chat_template else "no chat template"
     yield "texts", f"{generation.tokenizer or 'no tokenizer, so prompts are ids of tokens'}; {template}"
     yield "proof", "none" if evidence.tokens is None else _tokens(evidence.tokens)

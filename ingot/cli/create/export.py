@@ -19,7 +19,7 @@ from ingot.cli.create.export_options import Code, Conversion, Diagnosis, Interfa
 from ingot.cli.options import Json, with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.errors import ExportError, IngotError, InvalidArgument
-from ingot.tasks import ON_TEXTS
+from ingot.tasks import GENERATING, ON_TEXTS
 
 if TYPE_CHECKING:
     from ingot.export.estimate.plan import Estimate
@@ -132,12 +132,17 @@ def _export_model(
             return None
         found = original.found(source)
         why = "" if found is None else found.why
-        if found is not None and found.task == "text-generation":
+        if original.greedy and (found is None or found.task not in GENERATING[1:]):
+            raise InvalidArgument(
+                "--greedy is for encoder-decoders whose generation_config has a beam search; leave it out"
+            )
+        if found is not None and found.task in GENERATING:
             if _decoder_alone(original, interface, conversion, serving, diagnosis):
                 from ingot.export.decoder.pipeline import export_decoder
 
                 name = interface.name or _name(source)
-                return export_decoder(source, name=name, allow_code=original.allow_code, progress=step), why
+                options: dict[str, Any] = {"allow_code": original.allow_code, "greedy": original.greedy}
+                return export_decoder(source, name=name, task=found.task, progress=step, **options), why
             found = None
         model = original.model(source if found is None else str(found.folder))
         described = None if diagnosis.bisect else original.described(found, model)
@@ -218,10 +223,10 @@ def _decoder_alone(
     Raises:
         InvalidArgument: they are not, and the task is named.
     """
-    given = replace(original, task="auto", allow_code=False), replace(interface, name=None)
+    given = replace(original, task="auto", allow_code=False, greedy=False), replace(interface, name=None)
     if (*given, conversion, serving, diagnosis) == (Original(), Interface(), Conversion(), Serving(), Diagnosis()):
         return True
-    why = "a decoder with its cache is exported with --out, --name and --allow-code only"
+    why = "a decoder with its cache is exported with --out, --name, --greedy and --allow-code only"
     if original.task != "auto":
         raise InvalidArgument(f"{why}; leave the other options out, or export its graph alone (--task none)")
     note(f"note: the graph alone, without a cache, as by --task none: {why}")

@@ -62,6 +62,14 @@ class Original:
             "graph without its tokenizer and labels."
         ),
     ] = "auto"
+    greedy: Annotated[
+        bool,
+        typer.Option(
+            "--greedy",
+            help="Take the most likely token at each place, in an encoder-decoder whose generation_config asks for a "
+            "beam search, which servers do not do.",
+        ),
+    ] = False
     steps: Annotated[
         Path | None,
         typer.Option(

@@ -17,14 +17,11 @@ from ingot.cli.output import note, print_json, stdout
 from ingot.cli.serving import answers
 from ingot.client.access import MAX_RESPONSE_MB
 from ingot.errors import InvalidArgument, NotFound, Unsupported, write_error
-from ingot.tasks import Generating
+from ingot.tasks import GENERATING
 
 if TYPE_CHECKING:
     from ingot.client.blocking import Client
     from ingot.tensors import Array
-
-
-_WRITING: Generating = "text-generation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +124,7 @@ def infer(
 
 def _writes_text(client: Client, model: str, version: str, arrays: Mapping[str, Array]) -> bool:
     """Return whether a request is a prompt of a model that writes text, which comes in pieces."""
-    return [*arrays] == ["text"] and client.metadata(model, version).get("properties", {}).get("task") == _WRITING
+    return [*arrays] == ["text"] and client.metadata(model, version).get("properties", {}).get("task") in GENERATING
 
 
 def _show(outputs: dict[str, Array], *, as_json: bool) -> None:

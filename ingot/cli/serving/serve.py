@@ -19,7 +19,6 @@ from ingot.cli.completion import references
 from ingot.cli.options import StoreOption
 from ingot.cli.settings import ConfigOption, chosen, with_settings
 from ingot.errors import InvalidArgument
-from ingot.tasks import Generating
 
 if TYPE_CHECKING:
     from ingot.tensors import Array, Signature, TensorSpec
@@ -84,7 +83,6 @@ _SHOWN_VALUES = 128
 _SHOWN_BYTES = 4096
 """Length of the JSON in such a command, where an example may hold long texts."""
 _RAW = "Inference-Header-Content-Length: 0"
-_WRITING: Generating = "text-generation"
 
 
 @contextlib.contextmanager
@@ -173,8 +171,8 @@ def print_addresses(server: Any) -> None:
 
 
 def _task(model: Any) -> str:
-    if getattr(model, "generation", None) is not None:
-        return _WRITING
+    if (generation := getattr(model, "generation", None)) is not None:
+        return str(generation.task)
     return "" if model.steps is None else str(model.steps.task)
 
 

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ OPERATOR = "GroupQueryAttention"
 HEAD_STEP = 8
 """The op's kernel needs heads of a multiple of this size."""
 # Arguments of attention functions that change the result, and that the op does not have.
-_UNKNOWN = {"s_aux": "attention sinks", "position_bias": "biases by position", "cu_seq_lens_q": "packed sequences"}
+_UNKNOWN = {"s_aux": "attention sinks", "cu_seq_lens_q": "packed sequences"}
 _OTHER = "its attention is not called through transformers' attention interface"
 
 
@@ -41,6 +42,46 @@ class Shape:
     window: int
 
 
+@dataclass(frozen=True)
+class Source:
+    """What each layer of a decoder attends to besides its own tokens, as an encoder has made it.
+
+    It has the attributes of ``transformers.Cache`` that decoders read.
+
+    Args:
+        values: keys and values of each layer in turn, [rows, kv_heads, capacity, head_size].
+        lengths: the positions of each row, minus one, [rows].
+        total: the largest of these, plus one, [1].
+    """
+
+    values: Sequence[Tensor]
+    lengths: Tensor
+    total: Tensor
+
+    @property
+    def layers(self) -> list[Any]:
+        keys, values = self.values[::2], self.values[1::2]
+        return [SimpleNamespace(keys=key, values=value) for key, value in zip(keys, values, strict=True)]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Return the attention of new tokens to all positions of their row, [rows, new, heads, head_size].
+
+        The op attends to its cache alone if there are no new keys.
+        """
+        rows, heads, new, size = query.shape
+        flat, none = query.transpose(1, 2).reshape(rows, new, -1), query.new_zeros(rows, 0, heads * size)
+        found = torch.onnx.ops.symbolic(
+            f"com.microsoft::{OPERATOR}",
+            (flat, none, none, key, value, self.lengths, self.total),
+            {"num_heads": heads, "kv_num_heads": key.shape[1], "scale": scale, "causal": 0},
+            dtype=query.dtype,
+            shape=flat.shape,
+            version=1,
+        )
+        attended: Tensor = found.view(rows, new, heads, size)
+        return attended
+
+
 class Slots:
     """The cache of one traced call: the past of each layer, and what the layers return.
 
@@ -51,12 +92,14 @@ class Slots:
             known yet: the new keys and values have the same ones.
         lengths: tokens of each row after the call, minus one, [rows].
         total: the largest of these, plus one, [1].
+        source: of an encoder-decoder.
     """
 
     is_compileable = False
 
-    def __init__(self, past: Sequence[Tensor] | None, lengths: Tensor, total: Tensor):
-        self._past, self._lengths, self._total = past, lengths, total
+    def __init__(self, past: Sequence[Tensor] | None, lengths: Tensor, total: Tensor, source: Source | None = None):
+        self._past, self._lengths, self.total = past, lengths, total
+        self.source = source
         self._layer: int | None = None
         self._present: dict[int, tuple[Tensor, Tensor]] = {}
         self.shapes: dict[int, Shape] = {}
@@ -77,8 +120,22 @@ class Slots:
         """Keys and values of each layer in turn, with the new ones."""
         return [tensor for layer in sorted(self._present) for tensor in self._present[layer]]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
-        """Return the attention of new tokens to their row, [rows, new, heads, head_size]."""
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        softcap: float,
+        window: int,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Return the attention of new tokens to their row, [rows, new, heads, head_size].
+
+        ``bias`` is added to the scores, [rows, heads, new, total].
+        """
+        if self._layer is None and self.source is not None:
+            return self.source.attend(query, key, value, scale)
         if self._layer is None:
             raise Unsupported("some attention of it has no cache, as in models that attend to other texts")
         layer, self._layer = self._layer, None
@@ -97,7 +154,7 @@ class Slots:
         flat = [tensor.transpose(1, 2).reshape(rows, new, -1) for tensor in (query, key, value)]
         attended, *present = torch.onnx.ops.symbolic_multi_out(
             f"com.microsoft::{OPERATOR}",
-            (*flat, *past, self._lengths, self._total),
+            (*flat, *past, self._lengths, self.total, *((None, None, None, bias) if bias is not None else ())),
             attributes,
             dtypes=(query.dtype,) * 3,
             shapes=(flat[0].shape, past[0].shape, past[1].shape),
@@ -119,7 +176,7 @@ def _attend(
     scaling: float | None = None,
     softcap: float | None = None,
     sliding_window: int | None = None,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function, with the arguments of transformers' own."""
     if attention_mask is not None:
@@ -128,7 +185,9 @@ def _attend(
         if kwargs.get(name) is not None:
             raise Unsupported(f"it has {what} ({name})")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    attended = _SLOTS.get().attend(query, key, value, float(scale), float(softcap or 0), sliding_window or 0)
+    attended = _SLOTS.get().attend(
+        query, key, value, float(scale), float(softcap or 0), sliding_window or 0, kwargs.get("position_bias")
+    )
     return attended, None
 
 

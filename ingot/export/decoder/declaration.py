@@ -9,12 +9,16 @@ from typing import Any
 from ingot import foreign
 from ingot.errors import InvalidArgument, ParityError, Unsupported
 from ingot.export.decoder.attention import Shape
+from ingot.export.decoder.encoders import is_encoder_decoder
 from ingot.export.decoder.graph import rotary_by_length
+from ingot.export.decoder.rules import rules_of
 from ingot.export.program import quiet
 from ingot.export.tasks.tokenizer import has_words, serialized
 from ingot.model_store import Generation, SamplingDefaults
+from ingot.model_store.format.generation import Encoder, TokenRules
 from ingot.steps.samples import texts
 from ingot.steps.tokenizer import Tokenizer
+from ingot.tasks import Generating
 
 FILE = "tokenizer.json"
 """The name of the tokenizer in an archive."""
@@ -78,22 +82,41 @@ def stored_tokenizer(own: Any) -> tuple[bytes, int]:
     return content, len(hard)
 
 
-def declare(model: Any, shapes: list[Shape], vocab: int, tokenizer: Any, note: Callable[[str], None]) -> Generation:
+def declare(
+    model: Any,
+    shapes: list[Shape],
+    vocab: int,
+    tokenizer: Any,
+    note: Callable[[str], None],
+    *,
+    task: Generating = "text-generation",
+    greedy: bool = False,
+) -> Generation:
     """Return the declaration of a decoder.
 
     Args:
-        model: a causal language model of transformers.
+        model: a causal language model of transformers, or an encoder-decoder.
         shapes: the cache of each layer.
         vocab: the number of logits.
         tokenizer: its tokenizer, or None.
         note: called with remarks for the user.
+        task: as Hugging Face names it.
+        greedy: whether the most likely tokens do for an encoder-decoder with beam search.
+
+    Raises:
+        Unsupported: an encoder-decoder's tokens are chosen in a way that servers do not have.
     """
     config, generation = model.config.get_text_config(decoder=True), model.generation_config
     ids = {name: _first(generation, config, f"{name}_token_id") for name in ("eos", "bos", "pad")}
     eos = [*ids["eos"]] if isinstance(ids["eos"], Iterable) else [ids["eos"]] * (ids["eos"] is not None)
     if wrong := [token for token in eos if not 0 <= token < vocab]:
         note(f"the configuration ends texts by token {wrong[0]}, which the model of {vocab} tokens does not have")
-    if unapplied := [
+    most = _max_length(model, config, tokenizer, note)
+    encoder, rules = None, TokenRules()
+    if is_encoder_decoder(model):
+        encoder = Encoder(max_length=most, start=(_start(model),))
+        rules = rules_of(generation, eos, len(encoder.start), greedy=greedy)
+    elif unapplied := [
         name for name, neutral in _NEUTRAL.items() if getattr(generation, name, None) not in (None, neutral)
     ]:
         note(f"generation_config sets {', '.join(unapplied)}, which servers do not apply")
@@ -101,16 +124,29 @@ def declare(model: Any, shapes: list[Shape], vocab: int, tokenizer: Any, note: C
         layers=len(shapes),
         kv_heads=shapes[0].kv_heads,
         head_size=shapes[0].head_size,
-        max_length=_max_length(model, config, note),
+        max_length=most,
         vocab=vocab,
         eos=tuple(token for token in eos if 0 <= token < vocab),
         bos=_known(ids["bos"], vocab),
         pad=_known(ids["pad"], vocab),
-        defaults=_defaults(generation),
+        defaults=_defaults(generation, 0 if encoder is None else len(encoder.start)),
         chat_template=_template(tokenizer),
         tokenizer="" if tokenizer is None else FILE,
         special={} if tokenizer is None else _special(tokenizer),
+        task=task,
+        rules=rules,
+        encoder=encoder,
     )
+
+
+def _start(model: Any) -> int:
+    """Return the token with which the decoder of an encoder-decoder begins."""
+    config, generation = model.config, model.generation_config
+    start = _first(generation, config, "decoder_start_token_id")
+    start = _first(generation, config, "bos_token_id") if start is None else start
+    if not isinstance(start, int):
+        raise Unsupported(f"its decoder starts with {start}, and not with one token (decoder_start_token_id)")
+    return start
 
 
 def _first(generation: Any, config: Any, name: str) -> Any:
@@ -122,9 +158,11 @@ def _known(token: Any, vocab: int) -> int | None:
     return token if isinstance(token, int) and 0 <= token < vocab else None
 
 
-def _max_length(model: Any, config: Any, note: Callable[[str], None]) -> int:
+def _max_length(model: Any, config: Any, tokenizer: Any, note: Callable[[str], None]) -> int:
     """Return the positions that the graph knows."""
     stated = getattr(config, "max_position_embeddings", None)
+    if stated is None and (most := getattr(tokenizer, "model_max_length", 1 << 30)) < 1 << 24:
+        return int(most)  # positions by distance have no end
     if not isinstance(stated, int) or stated < 1:
         note(f"the configuration states no max_position_embeddings; texts have at most {_UNSTATED} tokens")
         return _UNSTATED
@@ -143,9 +181,14 @@ def _original(config: Any) -> int | None:
     return stated if isinstance(stated, int) else None
 
 
-def _defaults(generation: Any) -> SamplingDefaults:
-    """Return the settings of a generation_config; those that it leaves out are those of transformers."""
+def _defaults(generation: Any, start: int) -> SamplingDefaults:
+    """Return the settings of a generation_config; those that it leaves out are those of transformers.
+
+    ``start`` are the tokens of an encoder-decoder before its answers, which ``max_length`` counts.
+    """
     fields = {name: getattr(generation, name, None) for name in SamplingDefaults.model_fields}
+    if start and fields["max_new_tokens"] is None and generation.max_length is not None:
+        fields["max_new_tokens"] = max(1, generation.max_length - start)
     if fields["temperature"] == 0:  # generate() refuses it; it stands for the most likely token
         fields |= {"do_sample": False, "temperature": None}
     return SamplingDefaults.model_validate({name: value for name, value in fields.items() if value is not None})

@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from ingot import foreign
 from ingot.errors import ExportError, Unsupported
 from ingot.export.capture import exported
-from ingot.export.decoder.attention import HEAD_STEP, OPERATOR, Shape, Slots, attending, slots
+from ingot.export.decoder.attention import HEAD_STEP, OPERATOR, Shape, Slots, Source, attending, slots
+from ingot.export.decoder.encoders import CrossDecoder, Encoder, is_encoder_decoder, layers_of
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower.forms.translations import TRANSLATIONS
 from ingot.export.program import Program, quiet
+from ingot.model_store import Generation
 from ingot.tensors import Signature
 
 # Sizes of the traced example: torch takes 0 and 1, and equal sizes, for constants.
-_SIZES = {"rows": 2, "new": 3, "capacity": 7}
+_SIZES = {"rows": 2, "new": 3, "capacity": 7, "source": 5, "source_capacity": 6}
 # Rotary embeddings whose factors depend on the length: the graph has those of lengths up to the original one.
 _BY_LENGTH = ("dynamic", "longrope")
 _GRAPH_ALONE = "export its graph without a cache (--task none)"
@@ -66,9 +68,13 @@ def shapes(model: Any) -> tuple[list[Shape], int]:
         Unsupported: the model is not of the form that the graph needs; the message names the reason and the remedy.
     """
     one = torch.ones((1, 2), dtype=torch.int64)
-    opened = Slots(None, torch.ones(1, dtype=torch.int32), torch.full((1,), 2, dtype=torch.int32))
-    with _named(model), quiet(), torch.no_grad(), attending(model):
-        logits = Decoder(model).logits(one, one.cumsum(1) - 1, opened)
+    length, total = torch.ones(1, dtype=torch.int32), torch.full((1,), 2, dtype=torch.int32)
+    with _named(model), quiet(), torch.no_grad():
+        made = Encoder(model)(one) if is_encoder_decoder(model) else None
+        opened = Slots(None, length, total, None if made is None else Source(made, length, total))
+        with attending(model):
+            decoder = Decoder(model) if made is None else CrossDecoder(model)
+            logits = decoder.logits(one, one.cumsum(1) - 1, opened)
         _check(opened.shapes, model)
     return [opened.shapes[layer] for layer in sorted(opened.shapes)], logits.shape[-1]
 
@@ -77,7 +83,9 @@ def _check(found: dict[int, Shape], model: Any) -> None:
     config = model.config.get_text_config(decoder=True)
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         raise Unsupported("its layers attend to chunks of a text, which the operator does not")
-    layers = config.num_hidden_layers
+    if getattr(config, "attention_type", None) == "block_sparse":
+        raise Unsupported("its encoder attends to long texts in another way than to short ones (block_sparse)")
+    layers = len(layers_of(model)) if is_encoder_decoder(model) else config.num_hidden_layers
     if sorted(found) != list(range(layers)):
         raise Unsupported(f"{len(found)} of its {layers} layers have attention over a cache, and others a state")
     sizes = sorted({(shape.kv_heads, shape.head_size) for shape in found.values()})
@@ -103,16 +111,32 @@ def _named(model: Any) -> Iterator[None]:
         yield
 
 
-def make(model: Any, signature: Signature) -> ir.Model:
+def make(model: Any, generation: Generation) -> ir.Model:
     """Return the ONNX graph of a decoder.
 
     Args:
-        model: a causal language model of transformers.
-        signature: :attr:`ingot.model_store.Generation.signature`.
+        model: a causal language model of transformers, or an encoder-decoder.
+        generation: its declaration.
 
     Raises:
         ExportError: the model cannot be captured, or an operator has no ONNX form.
     """
+    with attending(model), _flat_head(model), _short_rotary(model):
+        decoder = Decoder(model) if generation.encoder is None else CrossDecoder(model)
+        made = _captured(model, decoder, generation.signature)
+    own = (node for node in made.graph if node.op_type == OPERATOR and len(node.outputs) > 1)
+    for layer, node in enumerate(own):
+        node.name = f"attention.{layer}"
+    return made
+
+
+def make_encoder(model: Any, generation: Generation) -> ir.Model | None:
+    """Return the ONNX graph of a model's encoder, None without one; errors as for :func:`make`."""
+    signature = generation.encoder_signature
+    return None if signature is None else _captured(model, Encoder(model), signature)
+
+
+def _captured(model: Any, part: nn.Module, signature: Signature) -> ir.Model:
 
     def uncaptured(error: Exception) -> str:
         return f"{type(model).__name__} cannot be captured with a cache: {foreign.one_line(error)}; {_GRAPH_ALONE}"
@@ -124,17 +148,13 @@ def make(model: Any, signature: Signature) -> ir.Model:
         )
         for spec in signature.inputs
     )
-    with attending(model), _flat_head(model), _short_rotary(model):
-        decoder = Decoder(model)
-        with foreign.reported_as(ExportError, uncaptured):
-            traced = exported.trace(decoder, signature.inputs, {}, example)
-        with foreign.reported_as(ExportError, uncaptured):  # by name: its cause is in code of transformers
-            graph = lower_onnx.lower(Program(traced, signature), None, TRANSLATIONS)
+    with foreign.reported_as(ExportError, uncaptured):
+        traced = exported.trace(part, signature.inputs, {}, example)
+    with quiet(), foreign.reported_as(ExportError, uncaptured):  # by name: its cause is in code of transformers
+        graph = lower_onnx.lower(Program(traced, signature), None, TRANSLATIONS)
     DeduplicateInitializersPass(size_limit=1 << 62)(graph)
     for value in [*graph.graph.initializers.values()]:
         value.name = (value.name or "").removeprefix("model.")  # the decoder's own name for the user's module
-    for layer, node in enumerate(node for node in graph.graph if node.op_type == OPERATOR):
-        node.name = f"attention.{layer}"
     return graph
 
 

@@ -17,6 +17,7 @@ from ingot.export.program import Runner, quiet
 from ingot.export.proof.parity import TOLERANCE
 from ingot.model_store import Generation, Golden, ParityEvidence
 from ingot.model_store.format.evidence import TokensEvidence
+from ingot.model_store.format.generation import Encoder
 from ingot.steps.samples import texts
 from ingot.tensors import Array, DType, arrays
 
@@ -30,20 +31,35 @@ _GOLDENS = 3
 # A golden ends before a token that is closer to the next best one than so many times the tolerance.
 _CLEAR = 10
 _TOLERANCE = TOLERANCE[DType.FP32]
+# Settings of a generation_config that are for beams, or that requests state.
+_UNLIKE_GREEDY = {
+    "diversity_penalty",
+    "early_stopping",
+    "length_penalty",
+    "max_length",
+    "num_beam_groups",
+    "num_beams",
+    "repetition_penalty",
+    "transformers_version",
+}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens [n] that follow a prompt, and the logits [n, vocab] from which each was chosen."""
+    """Tokens [n] that follow a prompt, or that a decoder makes of it, and the logits [n, vocab] of each choice.
+
+    ``scores`` are the logits to which the model's rules have been applied; None without rules.
+    """
 
     prompt: Array
     tokens: Array
     logits: Array
+    scores: Array | None = None
 
     @property
     def gaps(self) -> Array:
         """The difference between the logits of each token and of the next best one, [n]."""
-        best = np.partition(self.logits, -2, axis=1)[:, -2:]
+        best = np.partition(self.logits if self.scores is None else self.scores, -2, axis=1)[:, -2:]
         gaps: Array = best[:, 1] - best[:, 0]
         return gaps
 
@@ -68,12 +84,14 @@ def generated(model: Any, generation: Generation, shapes: Sequence[Shape], token
     large = sum(weight.numel() for weight in model.parameters()) > _LARGE or generation.vocab > _LARGE_VOCAB
     count, new = _FEW if large else _USUAL
     with _greedy(model, generation, new):
-        return [_generated(model, prompt) for prompt in _prompts(generation, shapes, tokenizer, count, new)]
+        prompts = _prompts(generation, shapes, tokenizer, count, new)
+        return [_generated(model, prompt, generation.encoder) for prompt in prompts]
 
 
 def _prompts(generation: Generation, shapes: Sequence[Shape], tokenizer: Any, count: int, new: int) -> Iterator[Array]:
     generator = np.random.default_rng(0)
-    most = max(1, generation.max_length - new)
+    known_positions = generation.max_length if generation.encoder is None else generation.encoder.max_length + new
+    most = max(1, known_positions - new)
     lengths = np.geomspace(1, min(_LONGEST, most), count).round().astype(int)
     windows = [shape.window for shape in shapes if 0 < shape.window <= _LONGEST_WINDOW]
     lengths[-1] = min(max([lengths[-1], *(window + 8 for window in windows)]), most)
@@ -85,18 +103,21 @@ def _prompts(generation: Generation, shapes: Sequence[Shape], tokenizer: Any, co
         yield generator.choice(known, length) if index % 2 else np.resize(written[index:], length)
 
 
-def measured(run: Runner, generation: Generation, answers: Sequence[Answer]) -> tuple[ParityEvidence, float]:
+def measured(
+    run: Runner, encoder: Runner | None, generation: Generation, answers: Sequence[Answer]
+) -> tuple[ParityEvidence, float]:
     """Return the proof of the logits, and by how much those of rows in a batch depart from those of rows alone.
 
     Args:
         run: the graph.
+        encoder: that of the encoder, if there is one.
         generation: its declaration.
         answers: the original's.
 
     Raises:
         ParityError: logits depart by more than rounding.
     """
-    rows = Rows(run, generation, max(len(answer.prompt) + len(answer.tokens) for answer in answers))
+    rows = Rows(run, encoder, generation, max(len(answer.prompt) + len(answer.tokens) for answer in answers))
     alone = [rows.alone(answer, parts=1 + index % 2) for index, answer in enumerate(answers)]
     error = max(arrays.departure(answer.logits, own) for answer, own in zip(answers, alone, strict=True))
     _check("the logits depart from the original's", error)
@@ -162,31 +183,42 @@ def _tie(answer: Answer, place: int, tokens: Sequence[int]) -> str:
     return shown
 
 
-def goldens(answers: Sequence[Answer]) -> tuple[Golden, ...]:
-    """Return prompts of several lengths with their tokens, as far as no other machine's rounding changes them."""
+def goldens(answers: Sequence[Answer], *, forced: bool = False) -> tuple[Golden, ...]:
+    """Return prompts of several lengths with their tokens, as far as no other machine's rounding changes them.
+
+    ``forced`` is whether the last token of an answer is one because the answer ends there.
+    """
     found = []
     for answer in answers[:: -max(1, len(answers) // _GOLDENS)]:
         clear = np.append(answer.gaps > _CLEAR * _TOLERANCE * answer.scale, False)
-        if count := int(clear.argmin()):
+        if count := min(int(clear.argmin()), len(answer.tokens) - forced):
             found.append(Golden({"prompt": answer.prompt}, {"tokens": answer.tokens[:count]}))
     return tuple(found[:_GOLDENS])
 
 
 @contextlib.contextmanager
 def _greedy(model: Any, generation: Generation, new: int) -> Iterator[None]:
-    """Let ``generate()`` choose the most likely token, without the model's own settings, in the block."""
+    """Let ``generate()`` choose the most likely token in the block.
+
+    A decoder's own settings do not apply; those of an encoder-decoder do, but for beams and penalties, which requests
+    state.
+    """
     import transformers
 
     config: Any = transformers.GenerationConfig
     before = model.generation_config
-    model.generation_config = config(
-        do_sample=False,
-        max_new_tokens=new,
-        eos_token_id=[*generation.eos] or None,
-        pad_token_id=(*generation.eos, 0)[0],
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
+    changes: dict[str, Any] = {
+        "do_sample": False,
+        "max_new_tokens": new,
+        "eos_token_id": [*generation.eos] or None,
+        "pad_token_id": (*generation.eos, 0)[0],
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
+    if generation.encoder is not None:
+        own = {name: value for name, value in before.to_dict().items() if name not in _UNLIKE_GREEDY}
+        changes = {**own, **changes, "output_scores": True}
+    model.generation_config = config(**changes)
     try:
         with quiet(), torch.no_grad():
             yield
@@ -194,13 +226,14 @@ def _greedy(model: Any, generation: Generation, new: int) -> Iterator[None]:
         model.generation_config = before
 
 
-def _generated(model: Any, prompt: Array) -> Answer:
+def _generated(model: Any, prompt: Array, encoder: Encoder | None) -> Answer:
     """Return the answer of the original."""
     ids = torch.from_numpy(prompt)[None]
     with foreign.reported_as(ExportError, "generate() of the original fails"):
         found = model.generate(ids, attention_mask=torch.ones_like(ids))
-    tokens = found.sequences[0, len(prompt) :].numpy()
-    return Answer(prompt, tokens, torch.cat(found.logits).float().numpy())
+    tokens = found.sequences[0, len(prompt) if encoder is None else len(encoder.start) :].numpy()
+    scores = None if encoder is None else torch.cat(found.scores).float().numpy()
+    return Answer(prompt, tokens, torch.cat(found.logits).float().numpy(), scores)
 
 
 class Rows:
@@ -208,19 +241,44 @@ class Rows:
 
     Args:
         run: the graph.
+        encoder: that of the encoder, if there is one.
         generation: its declaration.
         capacity: tokens of a row.
     """
 
-    def __init__(self, run: Runner, generation: Generation, capacity: int):
-        self._run, self._generation, self._capacity = run, generation, capacity
+    def __init__(self, run: Runner, encoder: Runner | None, generation: Generation, capacity: int):
+        self._run, self._encoder, self._generation, self._capacity = run, encoder, generation, capacity
+
+    def _prompt_of(self, answer: Answer) -> Array:
+        """Return the tokens before an answer in its row."""
+        encoder = self._generation.encoder
+        return answer.prompt if encoder is None else np.array(encoder.start, np.int64)
+
+    def _sources(self, answers: Sequence[Answer]) -> dict[str, Array]:
+        """Return the inputs that an encoder makes of each row."""
+        signature = self._generation.encoder_signature
+        if self._encoder is None or signature is None:
+            return {}
+        [spec] = signature.inputs
+        found = [self._encoder.run({spec.name: answer.prompt[None]}) for answer in answers]
+        lengths = [next(iter(each.values())).shape[2] for each in found]
+        inputs: dict[str, Array] = {
+            "sources": np.array(lengths, np.int32) - 1,
+            "source_total": np.array([max(lengths)], np.int32),
+        }
+        for name in found[0]:
+            shape = (len(found), *found[0][name].shape[1:2], max(lengths), found[0][name].shape[3])
+            inputs[name] = np.zeros(shape, np.float32)
+            for row, (each, length) in enumerate(zip(found, lengths, strict=True)):
+                inputs[name][row, :, :length] = each[name][0]
+        return inputs
 
     def alone(self, answer: Answer, parts: int) -> Array:
         """Return the logits of each token of an answer, with the prompt in several parts: float32[n, vocab]."""
         logits, cache = self._prompt(answer, parts)
         found = [logits]
         for index, token in enumerate(answer.tokens[:-1]):
-            logits, cache = self._step(token[None, None], [len(answer.prompt) + index], cache)
+            logits, cache = self._step(token[None, None], [len(self._prompt_of(answer)) + index], cache)
             found.append(logits)
         return np.concatenate(found)
 
@@ -229,12 +287,14 @@ class Rows:
 
         The prompts are read in one call, padded; by the last token of each the rows are extended, as servers do.
         """
-        cache = self._prompts([answer.prompt for answer in answers])
+        prompts = [self._prompt_of(answer) for answer in answers]
+        cache = self._prompts(prompts, self._sources(answers))
         found: list[list[Array]] = [[] for _ in answers]
         for index in range(max(len(answer.tokens) for answer in answers)):
             steps = [min(index, len(answer.tokens) - 1) for answer in answers]
-            tokens = [[answer.prompt[-1], *answer.tokens][step] for answer, step in zip(answers, steps, strict=True)]
-            lengths = [len(answer.prompt) - 1 + step for answer, step in zip(answers, steps, strict=True)]
+            rows = [*zip(prompts, answers, steps, strict=True)]
+            tokens = [[prompt[-1], *answer.tokens][step] for prompt, answer, step in rows]
+            lengths = [len(prompt) - 1 + step for prompt, _, step in rows]
             logits, cache = self._step(np.array(tokens)[:, None], lengths, cache)
             for row, own in enumerate(found):
                 own.append(logits[row : row + 1])
@@ -245,15 +305,15 @@ class Rows:
         shape = (rows, declared.kv_heads, self._capacity, declared.head_size)
         return {spec.name: np.zeros(shape, np.float32) for spec in declared.caches}
 
-    def _prompts(self, prompts: Sequence[Array]) -> dict[str, Array]:
+    def _prompts(self, prompts: Sequence[Array], sources: dict[str, Array]) -> dict[str, Array]:
         """Return the cache behind prompts that are read in one call, padded on the right."""
         lengths = [len(prompt) for prompt in prompts]
         ids = np.stack([np.pad(prompt, (0, max(lengths) - len(prompt))) for prompt in prompts])
-        return self._step(ids, [0] * len(prompts), self._cache(len(prompts)), lengths)[1]
+        return self._step(ids, [0] * len(prompts), {**self._cache(len(prompts)), **sources}, lengths)[1]
 
     def _prompt(self, answer: Answer, parts: int) -> tuple[Array, dict[str, Array]]:
-        cache, start = self._cache(1), 0
-        for part in np.array_split(answer.prompt, min(parts, len(answer.prompt))):
+        cache, start, prompt = {**self._cache(1), **self._sources([answer])}, 0, self._prompt_of(answer)
+        for part in np.array_split(prompt, min(parts, len(prompt))):
             logits, cache = self._step(part[None], [start], cache)
             start += len(part)
         return logits, cache
@@ -274,4 +334,6 @@ class Rows:
             "total": positions[:, -1].max(keepdims=True).astype(np.int32) + 1,
         }
         found = self._run.run({**inputs, **cache})
-        return found["logits"], {name: found[name.replace("past_key_values", "present")] for name in cache}
+        return found["logits"], {
+            name: found.get(name.replace("past_key_values", "present"), array) for name, array in cache.items()
+        }

@@ -6,6 +6,7 @@ folder, and an entry in the table here.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,6 +56,9 @@ _FINDERS: Mapping[Task, _Find] = {
     "fill-mask": tokens.find_filler,
     "feature-extraction": tokens.find_vectors,
     "text-generation": generation.find_decoder,
+    "text2text-generation": partial(generation.find_encoder_decoder, task="text2text-generation"),
+    "translation": partial(generation.find_encoder_decoder, task="translation"),
+    "summarization": partial(generation.find_encoder_decoder, task="summarization"),
 }
 
 

@@ -85,6 +85,7 @@ class Variant:
         """
         if self.serving.format == "onnx":
             yield self.graph
+            yield from self._encoders()
         elif self.serving.format == "partitioned":
             plan = manifest.decode(PartitionPlan, read_document(self.blobs, self.graph), "the plan")
             layers = {layer.hex: layer for layer in self.weights}
@@ -96,6 +97,18 @@ class Variant:
                     )
             parts = dict.fromkeys(segment.blob for segment in plan.segments if segment.format == "onnx")
             yield from (layers[part] for part in parts)
+
+    def _encoders(self) -> Iterator[Descriptor]:
+        encoder = self.serving.generation.encoder if self.serving.generation is not None else None
+        if encoder is None:
+            return
+        found = [layer for layer in self.weights if layer.hex == encoder.blob]
+        if not found:
+            raise InvalidArchive(
+                f"variant '{self.name}' has its encoder in a blob that is not its own: {encoder.blob or 'none'}, which "
+                "the manifest does not list"
+            )
+        yield found[0]
 
     def python_plan(self) -> PythonPlan | None:
         """Return the plan of a variant of format ``python``; None of any other.

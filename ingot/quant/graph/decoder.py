@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store import Generation, Golden
 from ingot.model_store.format.evidence import Agreement
 from ingot.quant.data.samples import Samples
@@ -49,6 +49,11 @@ class DecoderSource(Source):
     def _generation(self) -> Generation:
         if self.variant.serving.generation is None:
             raise InvalidArgument(f"'{self.variant.serving.name}' is not a decoder")
+        if self.variant.serving.generation.encoder is not None:
+            raise Unsupported(
+                f"'{self.variant.serving.name}' is an encoder-decoder, whose weights no search quantizes yet: serve it "
+                "as it is"
+            )
         return self.variant.serving.generation
 
     def timed(self, example: Mapping[str, Array]) -> Mapping[str, Array]:

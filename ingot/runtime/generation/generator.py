@@ -71,7 +71,7 @@ class Generator:
         metrics: Metrics,
     ):
         self.nbytes = options["nbytes"]
-        self._policy = Policy(options["slots"], options["context"], options["vocab"], settings.limits)
+        self._policy = Policy(options, settings.limits)
         self._steps = steps
         self._generation = generation
         self._delay = settings.prompt_delay

@@ -27,7 +27,7 @@ def answers(run: Run, options: DecoderOptions, requests: Sequence[GenerationRequ
     Raises:
         IngotError: a request is not valid, or a step fails.
     """
-    policy = Policy(options["slots"], options["context"], options["vocab"], Limits(max_queue=len(requests) + 1))
+    policy = Policy(options, Limits(max_queue=len(requests) + 1))
     found: dict[Row, list[int]] = {policy.offer(request, 0): [] for request in requests}
     while (step := policy.plan()) is not None:
         for event in policy.finish(Chosen(**run(step.arrays))):
@@ -41,21 +41,25 @@ def replay(run: Run, options: DecoderOptions, goldens: Sequence[Golden], model: 
     Raises:
         InternalError: one is another; ``model`` is its name in the message.
     """
-    fitting = [
-        golden
-        for golden in goldens
-        if golden.inputs[PROMPT].size + golden.outputs[TOKENS].size <= options["context"]
-        and golden.outputs[TOKENS].size
-    ]
+    fitting = [golden for golden in goldens if _fits(golden, options) and golden.outputs[TOKENS].size]
+    more = options["rules"]["last"] is not None  # the last token of an answer is a forced one
     requests = [
-        GenerationRequest(prompt=golden.inputs[PROMPT], max_tokens=golden.outputs[TOKENS].size) for golden in fitting
+        GenerationRequest(prompt=golden.inputs[PROMPT], max_tokens=golden.outputs[TOKENS].size + more)
+        for golden in fitting
     ]
     for case, (golden, found) in enumerate(zip(fitting, answers(run, options, requests), strict=True)):
         expected = golden.outputs[TOKENS].tolist()
-        if found != expected:
-            place = next(i for i, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1])
+        if found[: len(expected)] != expected:
+            place = next(i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1])
             raise InternalError(
                 f"model '{model}' does not reproduce its golden tokens: token {place} of golden case {case} is "
                 f"{found[place]}, and {expected[place]} is expected; the graph was changed since, or this machine "
                 "computes something else, so the model is not served"
             )
+
+
+def _fits(golden: Golden, options: DecoderOptions) -> bool:
+    prompt, answer = golden.inputs[PROMPT].size, golden.outputs[TOKENS].size
+    if options["source"]:
+        return prompt <= options["source"] and len(options["start"]) + answer < options["context"]
+    return prompt + answer <= options["context"]

@@ -17,7 +17,8 @@ import numpy as np
 
 from ingot.errors import InvalidArgument
 from ingot.report.units import counted
-from ingot.runtime.engines.decoder.step import KNOBS, Choice, Chosen, Chunk, Move, Step
+from ingot.runtime.engines.decoder.options import DecoderOptions
+from ingot.runtime.engines.decoder.step import KNOBS, Choice, Chosen, Chunk, Move, Source, Step
 from ingot.runtime.generation.prefixes import Prefixes
 from ingot.runtime.generation.requests import GenerationRequest, Token
 from ingot.runtime.scheduling.entry import Entry, ignore
@@ -34,6 +35,8 @@ class Row:
 
     Attributes:
         request: the prompt, and how it is continued.
+        prompt: tokens before the answer, INT64[n].
+        source: what an encoder reads, of the request; None without an encoder.
         most: most tokens of the answer.
         seed: of its random numbers.
         read: tokens of the prompt in the cache, without the last one.
@@ -43,10 +46,25 @@ class Row:
         entry: its place in the queue, and its client.
     """
 
-    __slots__ = ("answer", "entry", "knobs", "most", "over", "read", "request", "seed", "waiting")
+    __slots__ = (
+        "answer",
+        "encoded",
+        "entry",
+        "knobs",
+        "most",
+        "over",
+        "prompt",
+        "read",
+        "request",
+        "seed",
+        "source",
+        "waiting",
+    )
 
-    def __init__(self, request: GenerationRequest, most: int, seed: int):
+    def __init__(self, request: GenerationRequest, prompt: Array, source: Array | None, most: int, seed: int):
         self.request = request
+        self.prompt, self.source = prompt, source
+        self.encoded = source is None
         self.most = most
         self.seed = seed
         self.knobs = tuple(float(getattr(request.sampling, name)) for name in KNOBS)
@@ -54,18 +72,18 @@ class Row:
         self.answer: list[int] = []
         self.over = False
         self.waiting = True
-        nbytes = request.prompt.nbytes
+        nbytes = prompt.nbytes + (0 if source is None else source.nbytes)
         self.entry = Entry({}, 1, ignore, 0.0, (), priority=request.priority, nbytes=nbytes, client=request.client)
 
     @property
     def entering(self) -> bool:
         """Whether more than the last token of its prompt is not in the cache."""
-        return self.read < self.request.prompt.size - 1
+        return self.read < self.prompt.size - 1
 
     @property
     def latest(self) -> int:
         """The last token, which is not in the cache."""
-        return self.answer[-1] if self.answer else int(self.request.prompt[-1])
+        return self.answer[-1] if self.answer else int(self.prompt[-1])
 
     @property
     def length(self) -> int:
@@ -75,11 +93,12 @@ class Row:
     @property
     def held(self) -> Array:
         """The tokens in the cache."""
-        return np.concatenate([self.request.prompt, np.array(self.answer, np.int64)])[: self.length]
+        return np.concatenate([self.prompt, np.array(self.answer, np.int64)])[: self.length]
 
     @property
     def choice(self) -> Choice:
-        return Choice(self.knobs, self.seed, len(self.answer), self.request.prompt.size)
+        drawn = len(self.answer)
+        return Choice(self.knobs, self.seed, drawn, self.prompt.size, self.most - drawn)
 
 
 class Event(NamedTuple):
@@ -96,9 +115,7 @@ class Policy:
     Clients enter by least use, counted in tokens, as they do in the queues of other models.
 
     Args:
-        slots: rows of the cache.
-        context: tokens that a row has room for.
-        vocab: tokens that the model knows.
+        options: rows of the cache, and what each has room for.
         limits: of the queue.
 
     Attributes:
@@ -107,12 +124,14 @@ class Policy:
         reused: tokens of prompts that were not read, since another row held them; its reader resets it.
     """
 
-    def __init__(self, slots: int, context: int, vocab: int, limits: Limits):
+    def __init__(self, options: DecoderOptions, limits: Limits):
         self.share = MOST_READ
         self.read = self.reused = 0
-        self._slots = slots
-        self._context = context
-        self._vocab = vocab
+        self._slots = slots = options["slots"]
+        self._context = options["context"]
+        self._vocab = options["vocab"]
+        self._source = options["source"]
+        self._start = np.array(options["start"], np.int64)
         self._limits = limits
         self._rows: list[Row] = []
         self._prefixes = Prefixes(slots)
@@ -145,8 +164,14 @@ class Policy:
             InvalidArgument: the prompt has unknown tokens, or does not fit a slot with the answer.
             Unavailable: the queue is full.
         """
-        most = self._most(request)
-        row = Row(request, most, seed if request.sampling.seed is None else request.sampling.seed % (1 << 64))
+        prompt, source = request.prompt, request.source
+        if source is None and self._source:
+            prompt, source = self._start, prompt
+            self._check_source(source)
+        most = self._most(request, prompt)
+        row = Row(
+            request, prompt, source, most, seed if request.sampling.seed is None else request.sampling.seed % (1 << 64)
+        )
         entry = row.entry
         check_room(self._limits, self.waiting, self._nbytes, entry.nbytes, request.client, self._clients.held)
         self._numbers += 1
@@ -156,14 +181,25 @@ class Policy:
         self._clients.put(entry)
         return row
 
-    def _most(self, request: GenerationRequest) -> int:
-        prompt, count = request.prompt, request.prompt.size
-        least, largest = int(prompt.min()), int(prompt.max())
+    def _check_source(self, source: Array) -> None:
+        self._check_tokens(source)
+        if source.size > self._source:
+            raise InvalidArgument(
+                f"the text has {counted(source.size, 'token')}; the encoder reads {self._source}: shorten it, or raise "
+                "--context of the server if the model knows more positions"
+            )
+
+    def _check_tokens(self, tokens: Array) -> None:
+        least, largest = int(tokens.min()), int(tokens.max())
         if least < 0 or largest >= self._vocab:
             wrong = least if least < 0 else largest
             raise InvalidArgument(
                 f"the prompt has the token {wrong}; the model knows those from 0 to {self._vocab - 1}"
             )
+
+    def _most(self, request: GenerationRequest, prompt: Array) -> int:
+        count = prompt.size
+        self._check_tokens(prompt)
         most = self._context - count if request.max_tokens is None else request.max_tokens
         if most < 1 or count + most > self._context:
             wanted = "" if request.max_tokens is None else f", and 'max_tokens' {most} more"
@@ -197,20 +233,34 @@ class Policy:
         others = [row for row in self._rows if not row.entering]
         extended = self._stepping = [self._rows[chunks[0].row]] if alone else others
         self._paused = chunks[0].tokens.size + 1 if alone and len(others) > 1 else 0
+        sources = self._sources()
         self.read += sum(chunk.tokens.size for chunk in chunks) + sum(not row.answer for row in extended)
+        self.read += sum(source.values.size for source in sources or () if source.values.ndim == 1)
         wanted = [row.request.logprobs for row in extended if row.request.logprobs is not None]
         choices, top = [row.choice for row in extended], max(wanted, default=-1)
         if alone:
-            whole = chunks[0]._replace(tokens=extended[0].request.prompt[chunks[0].start :])
-            return Step(moves=moves, chunks=[whole], choices=choices, top=top)
+            whole = chunks[0]._replace(tokens=extended[0].prompt[chunks[0].start :])
+            return Step(moves=moves, sources=sources, chunks=[whole], choices=choices, top=top)
         return Step(
             moves=moves,
+            sources=sources,
             chunks=chunks,
             tokens=np.array([row.latest for row in extended], np.int64),
             lengths=np.array([row.length for row in extended], np.int64),
             choices=choices,
             top=top,
         )
+
+    def _sources(self) -> list[Source] | None:
+        """Return the sources of new rows."""
+        if not self._source:
+            return None
+        found = []
+        for place, row in enumerate(self._rows):
+            if row.source is not None and not row.encoded:
+                found.append(Source(place, row.source))
+                row.encoded = True
+        return found
 
     def _leave(self) -> list[Move]:
         """Free the rows that are over, the last one first."""
@@ -243,19 +293,21 @@ class Policy:
                 break
             row = self._rows[-1]
             begun[row] = row.read
-            row.read = min(row.read + budget, row.request.prompt.size - 1)
-            budget -= row.read - begun[row]
-            self._clients.charge(row.entry, row.read - begun[row])
+            row.read = min(row.read + budget, row.prompt.size - 1)
+            cost = row.read - begun[row] + (0 if row.encoded or row.source is None else row.source.shape[-1])
+            budget -= min(budget, cost)  # an encoder reads its source in one call
+            self._clients.charge(row.entry, cost)
         self._sort([row for row, start in begun.items() if not (start or row.entering)])
         places = [(place, row) for place, row in enumerate(self._rows) if begun.get(row, row.read) < row.read]
-        return [Chunk(place, begun[row], row.request.prompt[begun[row] : row.read]) for place, row in places]
+        return [Chunk(place, begun[row], row.prompt[begun[row] : row.read]) for place, row in places]
 
     def _admit(self, begun: Mapping[Row, int], moves: list[Move]) -> bool:
         """Give a row to the next request that waits; return whether there is one, and it can begin in this step."""
         if len(self._rows) == self._slots or not self._waiting:
             return False
         row, place = self._waiting[self._clients.first()], len(self._rows)
-        source, count = self._prefixes.find(row.request, self._rows)
+        # Of two sources, equal tokens have different keys.
+        source, count = self._prefixes.find(row.request, self._rows) if row.source is None else (0, 0)
         if count and source < place:
             other = self._rows[source]
             if begun.get(other, other.read) < other.read:

@@ -81,7 +81,9 @@ class ModelLoader:
         self._name, self._settings = assembly.name, assembly.settings
         self.signature = source.signature  # it is read by each request
         self.generation = source.generation
-        self._engines_signature = source.signature if source.generation is None else step.SIGNATURE
+        self._engines_signature = (
+            source.signature if source.generation is None else step.signature_of(source.generation)
+        )
         self._choose: Choose | None = source.choose
         self._assembly = assembly
         self._gauges = gauges

@@ -3,13 +3,13 @@ import {get} from "/ui/page.js";
 import {make, time} from "/ui/draw.js";
 import {rawForm} from "/ui/raw.js";
 import {tensorForm} from "/ui/tensors.js";
-import {promptForm} from "/ui/writer.js";
+import {promptForm, writes} from "/ui/writer.js";
 
 let asked = null, metadata = null;
 
 export function form(parent, found) {
   metadata = found;
-  if (found.properties?.task === "text-generation" && found.inputs[0].name === "text") {
+  if (writes(found) && found.inputs[0].name === "text") {
     show(parent, promptForm());
     return;
   }

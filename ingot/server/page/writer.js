@@ -4,6 +4,10 @@ import {make, time} from "/ui/draw.js";
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
+const tasks = ["text-generation", "text2text-generation", "translation", "summarization"];
+
+export const writes = ({properties}) => tasks.includes(properties?.task);
+
 export function promptForm() {
   const prompt = make("textarea", {rows: 4}), tokens = make("input", {type: "number", min: 1, value: 64});
   const warmth = make("input", {type: "number", min: 0, step: 0.1, placeholder: "the model's"});
@@ -13,7 +17,7 @@ export function promptForm() {
   return {
     element: make("fieldset", {class: "item"}, labelled("prompt", prompt), labelled("most tokens", tokens), labelled("temperature", warmth)),
     request: () => ({body: body()}),
-    fits: ({properties}) => properties?.task === "text-generation",
+    fits: writes,
     curl: (url) => `curl -sN ${url.replace(/infer$/, "generate_stream")} -d ${quoted(body())}`,
     python: () => ({
       imports: [],

@@ -36,6 +36,15 @@ class Decoder:
     generation: Generation
     texts: CompletionTexts
 
+    def refuse_prompt(self, field: str, *, wanted: bool) -> None:
+        """Refuse that an answer begins with its prompt, if an encoder reads that.
+
+        Raises:
+            InvalidField: it is wanted.
+        """
+        if wanted and self.generation.encoder is not None:
+            raise InvalidField(field, "is for models that continue their prompts; this one answers them: leave it out")
+
 
 @dataclass(frozen=True)
 class Wanted:

@@ -11,11 +11,9 @@ from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
 from ingot.runtime.model import Model
 from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import ServedModel
-from ingot.tasks import Generating
 from ingot.tensors import DType, TensorSpec
 
 _NANOSECONDS = 1e9
-_WRITING: Generating = "text-generation"
 
 
 def models(plane: DataPlane) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def metadata(plane: DataPlane, name: str, version: str = "") -> ModelMetadata:
     if model.decoupled:
         properties |= {DECOUPLED: "true"}
     if isinstance(model, Model) and model.generation is not None:
-        properties["task"] = _WRITING
+        properties["task"] = model.generation.task
     if properties:
         found["properties"] = properties
     if model.labels:

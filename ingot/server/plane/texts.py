@@ -149,6 +149,7 @@ async def _read(decoder: Decoder, request: InferRequest, *, streamed: bool) -> _
     if without is False:
         if streamed:
             raise InvalidField("parameters.exclude_input_in_output", "is false, which is not for streams; leave it out")
+        decoder.refuse_prompt("parameters.exclude_input_in_output", wanted=True)
         before = text
     fields.end()
     ids = await compression.run(partial(prompt_ids, decoder, text, name), in_thread=len(text) > AT_ONCE)

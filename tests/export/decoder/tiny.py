@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 _SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>"]
 _TEMPLATE = (
@@ -19,8 +19,8 @@ _WORDS = ["the film was fine and the cast was bright", "hello there", "an answer
 _SPREAD = 20.0
 
 
-def save_tokenizer(folder: Path) -> int:
-    """Write a tokenizer of bytes and some pairs, and return its number of tokens."""
+def save_tokenizer(folder: Path, *, ends: bool = False) -> int:
+    """Write a tokenizer of bytes and some pairs, and return its number of tokens; ``ends`` adds the end to texts."""
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -29,6 +29,9 @@ def save_tokenizer(folder: Path) -> int:
         vocab_size=300, special_tokens=_SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(_WORDS * 3, trainer)
+    if ends:
+        closing: Any = processors.TemplateProcessing
+        tokenizer.post_processor = closing(single=f"$A {_SPECIAL[0]}", special_tokens=[(_SPECIAL[0], 0)])
     fast: Any = transformers.PreTrainedTokenizerFast
     made = fast(tokenizer_object=tokenizer, eos_token=_SPECIAL[0])
     made.chat_template = _TEMPLATE
@@ -59,8 +62,29 @@ def save(folder: Path, family: str = "llama", *, tokenizer: bool = True, **chang
         "pad_token_id": None,
     }
     config = transformers.AutoConfig.for_model(family, **{**sizes, **changes})
-    torch.manual_seed(0)
     auto: Any = transformers.AutoModelForCausalLM
+    return _saved(folder, auto, config)
+
+
+def save_encoder_decoder(folder: Path, family: str = "t5", *, tokenizer: bool = True, **changes: Any) -> Any:
+    """Write an encoder-decoder with random weights to a folder, and return it; see :func:`save`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab = save_tokenizer(folder, ends=True) if tokenizer else 96
+    special = {"decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": None}
+    sizes = {"vocab_size": vocab, "d_model": 32, **special, "forced_eos_token_id": None, "tie_word_embeddings": False}
+    if "t5" in family:
+        sizes |= {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    else:
+        for part in ("encoder", "decoder"):
+            sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 4, f"{part}_ffn_dim": 48}
+        sizes |= {"max_position_embeddings": 128}
+    config = transformers.AutoConfig.for_model(family, **{**sizes, **changes})
+    auto: Any = transformers.AutoModelForSeq2SeqLM
+    return _saved(folder, auto, config)
+
+
+def _saved(folder: Path, auto: Any, config: Any) -> Any:
+    torch.manual_seed(0)
     model = auto.from_config(config).eval()
     with torch.no_grad():
         for weight in model.parameters():

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument, Unavailable
+from ingot.model_store import Generation
+from ingot.runtime.engines.decoder.options import options_of
 from ingot.runtime.engines.decoder.step import Chosen, Step, grouped
 from ingot.runtime.generation.policy import MOST_READ, Policy, Row
 from ingot.runtime.generation.requests import GenerationRequest
 from ingot.runtime.scheduling.limits import Limits
+from ingot.runtime.settings.settings import Settings
 
 SLOTS, CONTEXT, VOCAB, STOP = 5, 64, 50, 3
 
@@ -76,7 +79,10 @@ def request(prompt: list[int], most: int | None = None, **more: object) -> Gener
 
 
 def policy(slots: int = SLOTS, queue: int = 1000) -> Policy:
-    return Policy(slots, CONTEXT, VOCAB, Limits(max_queue=queue))
+    made = options_of(
+        Generation(layers=1, kv_heads=1, head_size=8, max_length=CONTEXT, vocab=VOCAB), Settings(slots=slots)
+    )
+    return Policy(made, Limits(max_queue=queue))
 
 
 @pytest.mark.parametrize("seed", range(20))

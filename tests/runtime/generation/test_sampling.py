@@ -82,7 +82,7 @@ def step_inputs(choices: list[Choice], top: int = -1) -> dict[str, Array]:
 
 def choice(seed: int = 0, drawn: int = 0, *, prompt: int = 0, **knobs: float) -> Choice:
     values = vars(Sampling()) | knobs
-    return Choice(tuple(float(values[name]) for name in KNOBS), seed, drawn, prompt)
+    return Choice(tuple(float(values[name]) for name in KNOBS), seed, drawn, prompt, 100)
 
 
 def chosen(

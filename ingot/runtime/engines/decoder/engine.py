@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from ingot.report import units
 from ingot.report.units import size
 from ingot.runtime.engines.decoder import sampling
 from ingot.runtime.engines.decoder.options import DecoderOptions
-from ingot.runtime.engines.decoder.step import SIGNATURE, Chunk, chunks_of, grouped
+from ingot.runtime.engines.decoder.rules import Rules
+from ingot.runtime.engines.decoder.sources import Sources
+from ingot.runtime.engines.decoder.step import ENCODING_SIGNATURE, SIGNATURE, Chunk, chunks_of, grouped, sources_of
 from ingot.runtime.engines.engine import BaseEngine, Capabilities
 from ingot.runtime.engines.ort import ort_arena, ort_session
 from ingot.runtime.machine import devices, memory
@@ -62,13 +64,21 @@ class DecoderEngine(BaseEngine):
         chosen.intra_op_num_threads = self._threads = threads or devices.cpu_count()
         ort_arena.use(chosen)
         self._ort, self._errors, self._options = ort, ort_session.errors_of(ort), options
-        try:
-            self._session = ort_session.create(ort, path, chosen, ["CPUExecutionProvider"])
-        except self._errors as error:
-            raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {ort_session.reason_of(error)}") from error
+        self._session = self._load(path, chosen)
+        self._rules = Rules(options["rules"], len(options["start"]))
         self._run_options, self._terminated = ort.RunOptions(), False
         self._check(path.name)
         self._allocate(options)
+        self._sources: Sources | None = None
+        if options["encoder"]:
+            self._sources = Sources(self._load(path.with_name(options["encoder"]), chosen), options)
+            self.signature = ENCODING_SIGNATURE
+
+    def _load(self, path: Path, chosen: Any) -> Any:
+        try:
+            return ort_session.create(self._ort, path, chosen, ["CPUExecutionProvider"])
+        except self._errors as error:
+            raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {ort_session.reason_of(error)}") from error
 
     def _check(self, file: str) -> None:
         """Check that the graph has the layers, heads and tokens that the archive declares.
@@ -144,7 +154,11 @@ class DecoderEngine(BaseEngine):
             self._move(*move)
         rows, chunks = len(inputs["tokens"]), chunks_of(inputs)
         began = time.perf_counter()
-        for group in grouped(chunks):
+        if self._sources is not None:
+            for source in sources_of(inputs, self._options["features"]):
+                self._sources.encode(source.row, source.values, self._encode)
+        # Of an encoder-decoder, several tokens attend to one source in a call.
+        for group in grouped(chunks) if self._sources is None else [[chunk] for chunk in chunks]:
             self._read(group)
         read = time.perf_counter()
         if rows:
@@ -156,7 +170,8 @@ class DecoderEngine(BaseEngine):
             row, length = held[place]
             return self._history[row, :length], int(inputs["drawn"][place, 1])
 
-        chosen = sampling.choose(self._logits[: len(inputs["knobs"])], inputs, history)
+        rules = self._rules if self._rules.any else None
+        chosen = sampling.choose(self._logits[: len(inputs["knobs"])], inputs, history, rules)
         seconds = np.array([read - began, extended - read, time.perf_counter() - extended])
         return {**chosen, "seconds": seconds}
 
@@ -164,6 +179,12 @@ class DecoderEngine(BaseEngine):
         for buffer in self._cache.values():
             buffer[target, :, :count] = buffer[source, :, :count]
         self._history[target, :count] = self._history[source, :count]
+        if self._sources is not None:
+            self._sources.move(source, target)
+
+    def _encode(self, session: Any, given: Mapping[str, Array]) -> list[Array]:
+        found: list[Array] = self._reported(lambda options: session.run(None, given, options))
+        return found
 
     def _read(self, group: Sequence[Chunk]) -> None:
         """Read a part of a prompt, or the beginnings of several, padded on the right, into their rows.
@@ -185,7 +206,7 @@ class DecoderEngine(BaseEngine):
         for name, array in given.items():
             io.bind_cpu_input(name, array)
         _bind_output(io, "logits", self._logits[:rows])
-        self._call(io)
+        self._call(io, first, rows)
 
     def extend(self, tokens: Array, lengths: Array) -> Array:
         """Extend each of the first rows by a token.
@@ -202,7 +223,7 @@ class DecoderEngine(BaseEngine):
         given["position_ids"][:rows, 0] = given["lengths"][:rows] = lengths
         given["total"][0] = lengths.max() + 1
         self._history[np.arange(rows), lengths] = tokens
-        self._call(self._bound.get((0, rows)) or self._bind(0, rows))
+        self._call(self._bound.get((0, rows)) or self._bind(0, rows), 0, rows)
         return self._logits[:rows]
 
     def _bind(self, first: int, rows: int) -> Any:
@@ -214,16 +235,23 @@ class DecoderEngine(BaseEngine):
             part = buffer[first : first + count]
             _bind_input(io, f"past_key_values.{name}", part)
             _bind_output(io, f"present.{name}", part)
+        if self._sources is not None:
+            self._sources.bind(io, first, count, _bind_input)
         if rows > 0:
             for name, array in self._inputs.items():
                 _bind_input(io, name, array if name == "total" else array[:rows])
             _bind_output(io, "logits", self._logits[:rows])
         return io
 
-    def _call(self, io: Any) -> None:
+    def _call(self, io: Any, first: int, rows: int) -> None:
+        if self._sources is not None:
+            self._sources.prepare(first, rows)
+        self._reported(lambda options: self._session.run_with_iobinding(io, options))
+
+    def _reported(self, call: Callable[[Any], Any]) -> Any:
         options = self._run_options
         try:
-            self._session.run_with_iobinding(io, options)
+            return call(options)
         except self._errors as error:
             if options.terminate:
                 raise EngineTimeout("the engine call was ended") from error
@@ -237,7 +265,7 @@ class DecoderEngine(BaseEngine):
 
     def close(self) -> None:
         """Free the model and its cache."""
-        self._bound, self._cache = {}, {}
+        self._bound, self._cache, self._sources = {}, {}, None
         del self._session
 
 

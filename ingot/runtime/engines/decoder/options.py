@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store import Generation
@@ -22,6 +22,11 @@ class DecoderOptions(TypedDict):
         head_size: elements of a head.
         vocab: tokens that the model knows.
         nbytes: of the cache.
+        rules: :class:`~ingot.model_store.format.generation.TokenRules`, with ``eos``.
+        encoder: the file of the encoder's graph, next to the decoder's; empty without one.
+        source: positions of each row that the encoder has made, which the decoder attends to.
+        features: bands and frames of a sound; empty if the encoder reads tokens.
+        start: the tokens before each answer of an encoder-decoder.
     """
 
     slots: int
@@ -31,6 +36,11 @@ class DecoderOptions(TypedDict):
     head_size: int
     vocab: int
     nbytes: int
+    rules: dict[str, Any]
+    encoder: str
+    source: int
+    features: list[int]
+    start: list[int]
 
 
 def options_of(generation: Generation, settings: Settings) -> DecoderOptions:
@@ -55,6 +65,9 @@ def options_of(generation: Generation, settings: Settings) -> DecoderOptions:
     if settings.states or settings.repeat.inputs:
         raise Unsupported("--states and --repeat are for other models: a decoder keeps its own cache; leave them out")
     tokens = min(most, _MOST_CONTEXT) if context is None else context
+    encoder, source = generation.encoder, 0
+    if encoder is not None:
+        source = encoder.max_length if encoder.features else min(encoder.max_length, context or _MOST_CONTEXT)
     return DecoderOptions(
         slots=slots,
         context=tokens,
@@ -62,5 +75,10 @@ def options_of(generation: Generation, settings: Settings) -> DecoderOptions:
         kv_heads=generation.kv_heads,
         head_size=generation.head_size,
         vocab=generation.vocab,
-        nbytes=slots * tokens * generation.cache_bytes,
+        nbytes=slots * (tokens + source) * generation.cache_bytes,
+        rules={**generation.rules.model_dump(mode="json"), "eos": [*generation.eos]},
+        encoder="" if encoder is None else encoder.blob,
+        source=source,
+        features=[] if encoder is None or encoder.features is None else [*encoder.features],
+        start=[] if encoder is None else [*encoder.start],
     )

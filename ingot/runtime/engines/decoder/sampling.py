@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -17,22 +18,32 @@ History = Callable[[int], tuple[Array, int]]
 """Returns the tokens of a row, INT[length], and how many of them are the prompt's."""
 
 
-def choose(logits: Array, inputs: Mapping[str, Array], history: History) -> dict[str, Array]:
+class Rule(Protocol):
+    """What tokens an answer cannot have, or must have."""
+
+    def apply(self, logits: Array, drawn: Array, history: History) -> None:
+        """Change the logits of each row."""
+
+
+def choose(logits: Array, inputs: Mapping[str, Array], history: History, rules: Rule | None = None) -> dict[str, Array]:
     """Choose a token for each row.
 
     Args:
-        logits: FP32[rows, vocab]; rows with penalties are changed.
+        logits: FP32[rows, vocab]; rows with penalties or rules are changed.
         inputs: of the step; see :data:`~ingot.runtime.engines.decoder.step.SIGNATURE`.
         history: of a row, for penalties.
+        rules: of the model, which apply behind penalties; None without any.
 
     Returns:
         ``tokens``, ``logprobs``, ``top_tokens`` and ``top_logprobs``.
     """
     knobs, top = inputs["knobs"], int(inputs["top"][0])
     penalized = np.flatnonzero((knobs[:, _REPETITION] != 1) | knobs[:, _PRESENCE:].any(axis=1))
-    own = logits.copy() if top >= 0 and penalized.size else logits
+    own = logits.copy() if top >= 0 and (penalized.size or rules) else logits
     for row in penalized.tolist():
         _penalize(logits[row], *history(row), *knobs[row, _REPETITION:].tolist())
+    if rules is not None:
+        rules.apply(logits, inputs["drawn"], history)
     tokens = logits.argmax(axis=1)
     drawn = np.flatnonzero(knobs[:, _TEMPERATURE] > 0).tolist()
     if drawn:

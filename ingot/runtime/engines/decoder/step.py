@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ingot.model_store import Generation
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
 KNOBS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -39,13 +40,24 @@ class Chunk(NamedTuple):
         return self.start + self.tokens.size
 
 
+class Source(NamedTuple):
+    """What an encoder reads for a row: tokens INT64[n], or the features of a sound FP32[bands, frames]."""
+
+    row: int
+    values: Array
+
+
 class Choice(NamedTuple):
-    """How a token is chosen: :data:`KNOBS`, the seed, how many tokens were chosen before, and those of the prompt."""
+    """How a token is chosen: :data:`KNOBS`, and the seed; how many tokens were chosen before, and those of the prompt;
+
+    and how many tokens the answer may still have, this one included.
+    """
 
     knobs: tuple[float, ...]
     seed: int
     drawn: int
     prompt: int
+    left: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +66,7 @@ class Step:
 
     Attributes:
         moves: rows that replace others.
+        sources: what an encoder reads for new rows, before their prompts; None without an encoder.
         chunks: parts of prompts.
         tokens: INT64[rows], the last token of each of the first rows of the cache, which all get another.
         lengths: INT64[rows], the tokens that each of them holds, without that one.
@@ -62,6 +75,7 @@ class Step:
     """
 
     moves: Sequence[Move] = ()
+    sources: Sequence[Source] | None = None
     chunks: Sequence[Chunk] = ()
     tokens: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     lengths: Array = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -72,8 +86,9 @@ class Step:
     def arrays(self) -> dict[str, Array]:
         """The inputs of the engine; see :data:`SIGNATURE`."""
         chunks = [(chunk.row, chunk.start, len(chunk.tokens)) for chunk in self.chunks]
-        drawn = [(choice.drawn, choice.prompt) for choice in self.choices]
+        drawn = [(choice.drawn, choice.prompt, choice.left) for choice in self.choices]
         return {
+            **({} if self.sources is None else _encoded(self.sources)),
             "moves": np.array(self.moves, np.int64).reshape(-1, 3),
             "chunks": np.array(chunks, np.int64).reshape(-1, 3),
             "prompts": np.concatenate([np.zeros(0, np.int64), *(chunk.tokens for chunk in self.chunks)]),
@@ -81,7 +96,7 @@ class Step:
             "lengths": self.lengths,
             "knobs": np.array([choice.knobs for choice in self.choices], np.float64).reshape(-1, len(KNOBS)),
             "seeds": np.array([choice.seed for choice in self.choices], np.uint64),
-            "drawn": np.array(drawn, np.int64).reshape(-1, 2),
+            "drawn": np.array(drawn, np.int64).reshape(-1, 3),
             "top": np.array([self.top], np.int64),
         }
 
@@ -102,6 +117,28 @@ class Chosen(NamedTuple):
     top_tokens: Array
     top_logprobs: Array
     seconds: Array
+
+
+def _encoded(sources: Sequence[Source]) -> dict[str, Array]:
+    sizes = [(source.row, source.values.size) for source in sources]
+    ids, sounds = (
+        np.concatenate(
+            [np.zeros(0, kind), *(source.values.ravel() for source in sources if source.values.dtype == kind)]
+        )
+        for kind in (np.int64, np.float32)
+    )
+    return {"sources": np.array(sizes, np.int64).reshape(-1, 2), "source_ids": ids, "source_features": sounds}
+
+
+def sources_of(inputs: Mapping[str, Array], features: Sequence[int]) -> list[Source]:
+    """Return the sources in a step's inputs; ``features`` are the bands and frames of sounds, empty for texts."""
+    found, begun = [], 0
+    values = inputs["source_features" if features else "source_ids"]
+    for row, size in inputs["sources"].tolist():
+        part = values[begun : begun + size]
+        found.append(Source(row, part.reshape(features) if features else part))
+        begun += size
+    return found
 
 
 def chunks_of(inputs: Mapping[str, Array]) -> list[Chunk]:
@@ -143,7 +180,7 @@ _INPUTS = (
     _spec("lengths", DType.INT64, "rows"),
     _spec("knobs", DType.FP64, "choices", len(KNOBS)),
     _spec("seeds", DType.UINT64, "choices"),
-    _spec("drawn", DType.INT64, "choices", 2),
+    _spec("drawn", DType.INT64, "choices", 3),
     _spec("top", DType.INT64, 1),
 )
 _OUTPUTS = (
@@ -156,3 +193,17 @@ _OUTPUTS = (
 _SIZES = ("moves", "chunks", "read", "rows", "choices", "logged", "top")
 SIGNATURE = Signature(_INPUTS, _OUTPUTS, None, ranges={name: Range(0) for name in _SIZES})
 """The inputs and outputs of a decoder's engine."""
+_SOURCES = (
+    _spec("sources", DType.INT64, "encoded", 2),
+    _spec("source_ids", DType.INT64, "ids"),
+    _spec("source_features", DType.FP32, "features"),
+)
+ENCODING_SIGNATURE = Signature(
+    (*_INPUTS, *_SOURCES), _OUTPUTS, None, ranges={name: Range(0) for name in (*_SIZES, "encoded", "ids", "features")}
+)
+"""Those of an encoder-decoder's engine."""
+
+
+def signature_of(generation: Generation) -> Signature:
+    """Return the inputs and outputs of an archive's engine."""
+    return SIGNATURE if generation.encoder is None else ENCODING_SIGNATURE

@@ -41,6 +41,7 @@ async def completions(call: Call) -> dict[str, Any] | Events:
         raise InvalidField("best_of", f"is {best}, and n is {answers}; this server returns all answers: leave it out")
     max_tokens = fields.count("max_tokens", OPENAI_TOKENS)
     logprobs, echo = top_count(fields, "logprobs"), bool(fields.flag("echo"))
+    decoder.refuse_prompt("echo", wanted=echo)
     if echo and logprobs is not None:
         raise InvalidField("logprobs", "with echo needs those of the prompt, which this server does not return")
     fields.neutral({"suffix": ("",)})

@@ -1,4 +1,4 @@
-"""Hugging Face's ``text-generation``, for ``POST /models/NAME`` of models that write text."""
+"""Hugging Face's ``text-generation``, ``text2text-generation``, ``translation`` and ``summarization``."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from ingot.server.plane.handlers import Call, Events
 from ingot.server.plane.sampling import choosing
 from ingot.serving import ServedModel
 
+_NAMES: Mapping[str, str] = {"translation": "translation_text", "summarization": "summary_text"}
 _SAMPLES = ("temperature", "top_p", "top_k", "min_p")
 
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
@@ -59,6 +60,7 @@ async def answer(call: Call, model: ServedModel) -> list[Any] | Events:
     parameters = _drawn(fields.nested("parameters"), decoder.generation)
     answers = answers_of(parameters, len(prompts), "num_return_sequences")
     full, stream = parameters.flag("return_full_text"), fields.flag("stream")
+    decoder.refuse_prompt("parameters.return_full_text", wanted=bool(full))
     request = _request(parameters, decoder, call, logprobs=bool(stream))
     parameters.neutral(_NEUTRAL)
     parameters.end()
@@ -76,11 +78,13 @@ async def answer(call: Call, model: ServedModel) -> list[Any] | Events:
         if len(wanted) > 1 or full:
             raise InvalidField("stream", "is for one answer, without its prompt; leave return_full_text out")
         return Events(_tokens(found))
-    texts = [prompt if full is not False else "" for prompt in prompts for _ in range(answers)]
+    whole = full is not False and decoder.generation.encoder is None
+    texts = [prompt if whole else "" for prompt in prompts for _ in range(answers)]
     async with contextlib.aclosing(found):
         async for index, piece in found:
             texts[index] += piece.text
-    rows = [{"generated_text": text} for text in texts]
+    name = _NAMES.get(decoder.generation.task, "generated_text")
+    rows = [{name: text} for text in texts]
     return rows if isinstance(given, str) else [rows[at : at + answers] for at in range(0, len(rows), answers)]
 
 
