@@ -49,11 +49,17 @@ def test_without_batches_a_replica_is_the_queue_of_theory(load: float) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_event_loop_takes_its_time_from_the_engine_only_on_shared_cores(shared: bool) -> None:
+def test_the_event_loop_takes_its_time_from_the_engine_only_on_shared_cores(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
     """Each request is read in 0.5 ms, the second while the first is computed in 10 ms, and written in 0.5 ms."""
     arrivals = [Arrival(0.0), Arrival(0.008)]
     overhead = Overhead(request=0.001)
-    result = Simulation(scheduler({1: 0.010}), {1: 0.010}, noise=0, overhead=overhead, shared=shared).replay(arrivals)
+    policy, measured = scheduler({1: 0.010}), []
+    finish = policy.finish
+    monkeypatch.setattr(policy, "finish", lambda *call: (finish(*call), measured.append(call[2])))
+    result = Simulation(policy, {1: 0.010}, noise=0, overhead=overhead, shared=shared).replay(arrivals)
+    assert measured == [pytest.approx(0.0105 if shared else 0.010), pytest.approx(0.010)]
     assert result.loop == pytest.approx(0.002)
     assert result.engine == pytest.approx(0.020)
     first = 0.0005 + (0.0105 if shared else 0.010) + 0.0005

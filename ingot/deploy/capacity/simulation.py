@@ -138,10 +138,10 @@ class Events:
 
 @dataclass
 class _Call:
-    """An engine call: its batch, its duration, and when it ends."""
+    """An engine call: its batch, and when it began and ends."""
 
     batch: list[Entry]
-    seconds: float
+    began: float
     end: float
 
 
@@ -248,8 +248,8 @@ class Replica:
 
     def _answer(self, call: _Call, begin: float) -> None:
         self._idle += 1
-        # What the server's scheduler sees of a call contains the server's own work for it.
-        self._policy.finish(call.batch, self._events.now, call.seconds + self._call)
+        # As in the server: the time of a call contains the work of the event loop that interrupted it.
+        self._policy.finish(call.batch, self._events.now, call.end - call.began + self._call)
         self.replied = begin
         for entry in call.batch:
             self.replied += self._half
@@ -270,7 +270,7 @@ class Replica:
             taken = expected * math.exp(self._choose.gauss(0, self._noise))
             self.batches.append(sum(entry.samples for entry in batch))
             self.busy_engine += taken
-            call = _Call(batch, taken, now + taken)
+            call = _Call(batch, now, now + taken)
             if self._runs_inline(expected + self._call):
                 answering = self._call + len(batch) * self._half
                 self._work(taken + answering, partial(self._do, [], [call]))
