@@ -42,12 +42,12 @@ from __future__ import annotations
 import errno
 import reprlib
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Self
 
 
-class Code(Enum):
-    """Error codes that are independent of any protocol."""
+class Code(StrEnum):
+    """Error codes that are independent of any protocol. They are texts, which are hashed faster than other members."""
 
     INVALID_ARGUMENT = "invalid_argument"
     TOO_LARGE = "too_large"
@@ -314,13 +314,14 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 """The numbers of an ``OSError`` for a full disk, or a quota that is used up."""
 
 _MAX_TEXT = 1000
+_INTERNAL = Code.INTERNAL  # Python 3.11 looks members up by a function, and there may be many refusals
 _QUOTES = reprlib.Repr()
 _QUOTES.maxstring = _QUOTES.maxother = _MAX_TEXT
 
 
 def public_text(error: IngotError) -> str:
     """Return the text of an error for clients, which hides the details of internal errors."""
-    if error.code is Code.INTERNAL and not isinstance(error, ModelFailed):
+    if error.code is _INTERNAL and not isinstance(error, ModelFailed):
         return "internal error; the server's log has the cause"
     return shortened(str(error))
 

@@ -5,7 +5,7 @@ installed (``python -m benchmarks.serving.install``). The capacity is what 32 cl
 all servers are offered shares of it, over HTTP with binary tensors. A request counts from the moment when it was due,
 also while the generator waits for a connection. For each deadline: the answers in time, as a share of the capacity
 (goodput), the median and the p99 of the answers, and the highest rate at which 99% of all requests are answered in
-time.
+time, at one of two attempts.
 """
 
 from __future__ import annotations
@@ -63,13 +63,17 @@ class Bench:
         low, high = 0.0, 1.1
         for step in range(STEPS):
             share = (low + high) / 2 if low else 0.8
-            found = self.offered(contestant, share * capacity, deadline, step)
-            if found["good"] >= 0.99 * found["due"]:
+            # A stall of the machine of a tenth of a second fails ten seconds of load: what fails is offered again.
+            if any(self._in_time(contestant, share * capacity, deadline, seed) for seed in (step, STEPS + step)):
                 low = share
             else:
                 high = share
                 low = low if low or step else 0.01
         return low
+
+    def _in_time(self, contestant: Contestant, rate: float, deadline: float, seed: int) -> bool:
+        found = self.offered(contestant, rate, deadline, seed)
+        return bool(found["good"] >= 0.99 * found["due"])
 
     def _load(self, contestant: Contestant, shape: Shape, slo_ms: float | None) -> dict[str, Any]:
         with self._serving(contestant, slo_ms) as server, tempfile.TemporaryDirectory() as work:

@@ -24,6 +24,7 @@ from benchmarks.texts import corpus
 from ingot.deploy.capacity import traces
 from ingot.deploy.capacity.simulation import Loop, Policy, Simulation
 from ingot.deploy.capacity.traces import Arrival
+from ingot.errors import IngotError
 from ingot.runtime.scheduling.division import Work, divide
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latency
@@ -80,11 +81,11 @@ class Blind:
     wake: float | None = None
     late: list[Entry] = field(default_factory=list)
 
-    def offer(self, entry: Entry, now: float) -> None:
+    def offer(self, entry: Entry, now: float) -> IngotError | None:
         self.lengths[id(entry)] = entry.sizes
         entry.group = self.group(entry.sizes[0])
         entry.sizes, entry.work = (), entry.samples
-        self.policy.offer(entry, now)
+        return self.policy.offer(entry, now)
 
     def take(self, now: float) -> list[Entry]:
         batch = self.policy.take(now)

@@ -123,10 +123,7 @@ def _offer(engine: _Engine, arrival: Arrival, now: float) -> None:
             engine.result.latencies.append(engine.ended - arrival.time)
 
     entry = Entry({}, arrival.rows, reply, now, deadline=math.inf, nbytes=64 * arrival.rows)
-    try:
-        engine.scheduler.offer(entry, now)
-    except IngotError:  # its queue is full
-        return
+    engine.scheduler.offer(entry, now)  # or its queue is full
 
 
 def _begin(engine: _Engine, now: float) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from ingot.errors import Unavailable
+from ingot.errors import IngotError, Unavailable
 from ingot.runtime.scheduling.entry import Entry
 
 
@@ -25,10 +25,11 @@ class Fixed:
         self._queue = queue
         self._waiting: deque[Entry] = deque()
 
-    def offer(self, entry: Entry, now: float) -> None:
+    def offer(self, entry: Entry, now: float) -> IngotError | None:
         if len(self._waiting) >= self._queue:
-            raise Unavailable("the queue is full")
+            return Unavailable("the queue is full")
         self._waiting.append(entry)
+        return None
 
     def take(self, now: float) -> list[Entry]:
         self.wake = None
@@ -69,8 +70,9 @@ class Regression:
         self._refreshed = -self.REFRESH
         self._began = (0.0, 0.0)
 
-    def offer(self, entry: Entry, now: float) -> None:
+    def offer(self, entry: Entry, now: float) -> IngotError | None:
         self._waiting.append(entry)
+        return None
 
     def take(self, now: float) -> list[Entry]:
         self.wake = None

@@ -15,6 +15,7 @@ from ingot.deploy.capacity.simulation import Loop, Overhead, Simulation
 from ingot.deploy.capacity.traces import Arrival, poisson
 from ingot.errors import InvalidArgument
 from ingot.runtime import Latency, Limits, Scheduler
+from ingot.runtime.scheduling.entry import Entry
 
 OBJECTIVE = Objective(quantile=0.99, seconds=0.05)
 # A call takes 4 ms, and 0.3 ms for each sample.
@@ -55,9 +56,14 @@ def test_the_event_loop_takes_its_time_from_the_engine_only_on_shared_cores(
     """Each request is read in 0.5 ms, the second while the first is computed in 10 ms, and written in 0.5 ms."""
     arrivals = [Arrival(0.0), Arrival(0.008)]
     overhead = Overhead(request=0.001)
-    policy, measured = scheduler({1: 0.010}), []
+    policy, measured = scheduler({1: 0.010}), list[float | None]()
     finish = policy.finish
-    monkeypatch.setattr(policy, "finish", lambda *call: (finish(*call), measured.append(call[2])))
+
+    def watched(batch: list[Entry], now: float, seconds: float | None = None) -> None:
+        measured.append(seconds)
+        finish(batch, now, seconds)
+
+    monkeypatch.setattr(policy, "finish", watched)
     result = Simulation(policy, {1: 0.010}, noise=0, overhead=overhead, shared=shared).replay(arrivals)
     assert measured == [pytest.approx(0.0105 if shared else 0.010), pytest.approx(0.010)]
     assert result.loop == pytest.approx(0.002)

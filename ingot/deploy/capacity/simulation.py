@@ -29,7 +29,7 @@ class Policy(Protocol):
     wake: float | None
     late: list[Entry]
 
-    def offer(self, entry: Entry, now: float) -> None: ...
+    def offer(self, entry: Entry, now: float) -> IngotError | None: ...
 
     def take(self, now: float) -> list[Entry]: ...
 
@@ -238,10 +238,8 @@ class Replica:
             self._answer(call, written)
         self.replied = now
         for entry in arrived:
-            try:
-                self._policy.offer(entry, now)
-            except IngotError as error:
-                entry.reply(error)
+            if (refusal := self._policy.offer(entry, now)) is not None:
+                entry.reply(refusal)
         self._pull()
         if not self._busy and (self._arrived or self._ended):
             self._events.last(self._turn)

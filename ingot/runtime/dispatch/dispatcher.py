@@ -141,6 +141,7 @@ class Dispatcher(Owner):
         self._several_devices = len({engine.device for engine in engines}) > 1
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dispatch_due = False
+        self._refused: list[tuple[Pending, IngotError]] = []  # in this tick; they are answered in the next
         # Time on a GPU does not block the caller; a call in an engine process may never end.
         self._short = inline and engines[0].device == "cpu" and not self._isolated
         self._in_loop = False
@@ -177,51 +178,50 @@ class Dispatcher(Owner):
         """Accept a request and return at once.
 
         Returns:
-            The submitted request, which can be cancelled.
+            The submitted request, which can be cancelled. Its answer may be Unavailable, as too many requests are
+            queued to answer in time, or DeadlineExceeded, as the model alone takes longer than the request allows.
 
         Raises:
             InvalidArgument: the inputs do not match the signature.
             TooLarge: an engine call with them would take too much memory.
-            Unavailable: too many requests are queued to answer in time, or too little memory is left.
-            DeadlineExceeded: the model alone takes longer than the request allows.
+            Unavailable: too little memory is left.
         """
         loop = self._loop = asyncio.get_running_loop()
         checked = self._check.find(request.inputs, request.key)
         now, timeout = _clock(), request.timeout
         limit, share = (self._slo, _HEADROOM) if timeout is None else (timeout, 1.0)
         deadline = math.inf if limit is None else now + share * limit
-        try:
-            if checked.peak > _LARGE_CALL and checked.peak > memory.available():
-                raise self._no_memory(checked.peak)
-            parts = None if request.lengths is None else by_length(request, checked, self._padding, self._scheduler)
-            if not parts and checked.samples <= checked.most:
-                single = Single(
-                    request.inputs,
-                    checked.samples,
-                    request.reply,
-                    now,
-                    checked.group,
-                    deadline,
-                    request.priority,
-                    checked.nbytes,
-                    checked.most,
-                    request.client,
-                    checked.sizes,
-                    checked.work,
-                )
-                single.owner = self
-                self._scheduler.offer(single, now)
-                self.in_flight += 1
-                pending: Pending = single
-            else:
-                pending = self._offer_parts(request, checked, now, deadline, parts or in_order(checked))
-        except IngotError as error:
+        if checked.peak > _LARGE_CALL and checked.peak > memory.available():
             self._statistics.failed.count += 1
-            if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
+            raise self._no_memory(checked.peak)
+        parts = None if request.lengths is None else by_length(request, checked, self._padding, self._scheduler)
+        if not parts and checked.samples <= checked.most:
+            single = Single(
+                request.inputs,
+                checked.samples,
+                request.reply,
+                now,
+                checked.group,
+                deadline,
+                request.priority,
+                checked.nbytes,
+                checked.most,
+                request.client,
+                checked.sizes,
+                checked.work,
+            )
+            single.owner = self
+            refusal = self._scheduler.offer(single, now)
+            pending: Pending = single
+        else:
+            pending, refusal = self._offer_parts(request, checked, now, deadline, parts or in_order(checked))
+        self.in_flight += 1
+        if refusal is not None:
+            if limit is not None and timeout is None and isinstance(refusal, DeadlineExceeded):
                 why = f"the model has an slo of {written(limit)}"
-                raise DeadlineExceeded(f"{error} (as its parameter timeout; {why})") from None
-            raise
-        if limit is not None:
+                refusal = DeadlineExceeded(f"{refusal} (as its parameter timeout; {why})")
+            self._refused.append((pending, refusal))
+        elif limit is not None:
             self._expiry.add(loop, pending, limit, firm=timeout is not None)
         if not self._dispatch_due:
             # Once per loop tick, so that all requests that arrived in the same tick can share the batch.
@@ -231,8 +231,12 @@ class Dispatcher(Owner):
 
     def _offer_parts(
         self, request: Request, checked: CheckedInputs, now: float, deadline: float, found: Sequence[Part]
-    ) -> Parts:
-        """Queue the first parts of a request that is divided into ``found``; the others follow later."""
+    ) -> tuple[Parts, IngotError | None]:
+        """Queue the first parts of a request that is divided into ``found``; the others follow later.
+
+        Returns:
+            The request, and why it is refused, if it is.
+        """
         signature, most, inputs, client = self._signature, checked.most, request.inputs, request.client
         priority, group, padding = request.priority, checked.group, self._padding
 
@@ -260,16 +264,13 @@ class Dispatcher(Owner):
         parts = Parts(
             self, request.reply, now, signature=signature, make=made, limit=limit, client=client, positions=places
         )
-        self.in_flight += 1
-        try:
-            if (first := parts.next_part()) is not None:
-                self._scheduler.offer_large(first, [part.work for part in found[1:]], nbytes, now)
-                parts.rest = nbytes - first.nbytes
-        except IngotError:
-            parts.cancel()
-            raise
+        if (first := parts.next_part()) is not None:
+            refusal = self._scheduler.offer_large(first, [part.work for part in found[1:]], nbytes, now)
+            if refusal is not None:
+                return parts, refusal
+            parts.rest = nbytes - first.nbytes
         self.queue_parts(parts)
-        return parts
+        return parts, None
 
     def _no_memory(self, peak: int) -> Unavailable:
         return Unavailable(
@@ -372,6 +373,8 @@ class Dispatcher(Owner):
     def _dispatch(self) -> None:
         """Start batches on idle engines until no engine is idle or no batch is to run yet."""
         self._dispatch_due = False
+        if self._refused:
+            self._answer_refused()
         if self._wake_timer is not None:
             self._wake_timer.cancel()
             self._wake_timer = None
@@ -423,6 +426,11 @@ class Dispatcher(Owner):
         chosen = max(self._idle, key=lambda worker: idle[worker.device])
         self._idle.remove(chosen)
         return chosen
+
+    def _answer_refused(self) -> None:
+        refused, self._refused = self._refused, []
+        for pending, error in refused:
+            pending.fail(error)
 
     def _answer_late(self) -> None:
         late, self._scheduler.late = self._scheduler.late, []

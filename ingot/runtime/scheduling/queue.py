@@ -389,15 +389,15 @@ class Queue:
         heapify(self._heads)
 
 
-def check_room(
+def no_room(
     limits: Limits,
     waiting: int,
     waiting_bytes: int,
     nbytes: int,
     client: Hashable,
     held: Callable[[Hashable], tuple[int, int]],
-) -> None:
-    """Check that a queue has room for another request, and that no client fills the queue alone.
+) -> Unavailable | None:
+    """Return why a queue has no room for another request, or None; no client can fill the queue alone.
 
     Args:
         limits: of the queue.
@@ -407,20 +407,34 @@ def check_room(
         client: who sent the request; None for a request that counts for no client.
         held: returns how many of the requests a client has, and their bytes.
 
-    Raises:
-        Unavailable: the queue is full, or the client has its share.
+    Returns:
+        Unavailable if the queue is full, or the client has its share.
     """
     if waiting >= limits.max_queue or (waiting and waiting_bytes + nbytes > limits.max_queue_bytes):
-        raise Unavailable(f"the queue is full ({queued(waiting)}); send fewer at once, or try later")
+        return Unavailable(f"the queue is full ({queued(waiting)}); send fewer at once, or try later")
     room, free = _TIMES_FREE * (limits.max_queue - waiting), _TIMES_FREE * (limits.max_queue_bytes - waiting_bytes)
     if client is None or (waiting < room and waiting_bytes + nbytes <= free):
-        return
+        return None
     entries, size = held(client)
-    if entries and (entries >= room or size + nbytes > free):
-        raise Unavailable(
-            f"{queued(entries, ' of this client')}, and the rest of the queue is kept for others; send fewer at once, "
-            "or try later"
-        )
+    if not entries or (entries < room and size + nbytes <= free):
+        return None
+    return Unavailable(
+        f"{queued(entries, ' of this client')}, and the rest of the queue is kept for others; send fewer at once, "
+        "or try later"
+    )
+
+
+def check_room(
+    limits: Limits,
+    waiting: int,
+    waiting_bytes: int,
+    nbytes: int,
+    client: Hashable,
+    held: Callable[[Hashable], tuple[int, int]],
+) -> None:
+    """Raise what :func:`no_room` returns, which has the same arguments."""
+    if (refusal := no_room(limits, waiting, waiting_bytes, nbytes, client, held)) is not None:
+        raise refusal
 
 
 def queued(requests: int, whose: str = "") -> str:

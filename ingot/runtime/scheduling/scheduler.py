@@ -5,13 +5,14 @@ Times are in seconds of a clock that the caller chooses; the scheduler never rea
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sys
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final
 
-from ingot.errors import DeadlineExceeded, Unavailable
+from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 from ingot.report import units
 from ingot.runtime.scheduling.division import Sizes, Work, divide
 from ingot.runtime.scheduling.entry import Entry
@@ -19,7 +20,7 @@ from ingot.runtime.scheduling.filling import Filler
 from ingot.runtime.scheduling.latency_model import Latencies, Latency
 from ingot.runtime.scheduling.limits import LONGEST, PATIENCE, Limits
 from ingot.runtime.scheduling.memory_cap import MemoryCap
-from ingot.runtime.scheduling.queue import GroupQueue, Queue, check_room, queued
+from ingot.runtime.scheduling.queue import GroupQueue, Queue, no_room, queued
 
 # Longest time that an idle engine waits for more samples, as a share of the expected duration of the fuller batch.
 LINGER: Final = 0.1
@@ -139,14 +140,18 @@ class Scheduler:
         """The work of a batch when enough samples wait: its samples, unless they differ in size."""
         return self._cap_of(self.latency, self.memory.samples)
 
-    def offer(self, entry: Entry, now: float, after: int = 0) -> None:
-        """Add an entry to the queue; ``after`` other parts of its request will follow.
+    def offer(self, entry: Entry, now: float, after: int = 0) -> IngotError | None:
+        """Add an entry to the queue, or refuse it; ``after`` other parts of its request will follow.
 
-        Raises:
-            Unavailable: the queue is full, or the answer would come too late.
-            DeadlineExceeded: the model alone takes longer than the request allows.
+        A refusal is returned, as there may be many of them: to raise one through the callers costs as much as an
+        answer.
+
+        Returns:
+            Why the entry is refused: Unavailable if the queue is full or the answer would come too late,
+            DeadlineExceeded if the model alone takes longer than the request allows. None if it is accepted.
         """
-        self._check_room(entry.nbytes, entry.client)
+        if (refusal := self._check_room(entry.nbytes, entry.client)) is not None:
+            return refusal
         queue = self._queue
         group = queue.find(entry.group) or self._new_group(entry)
         if entry.most < group.most and not entry.sizes:
@@ -154,12 +159,13 @@ class Scheduler:
         left = entry.deadline - now
         allowed = left if left < PATIENCE else PATIENCE
         queue.number(entry, now + allowed)
-        if left < math.inf:
-            self._check_time(entry, group, now, after)
+        if left < math.inf and (refusal := self._check_time(entry, group, now, after)) is not None:
+            return refusal
         self._allowed += (allowed - self._allowed) / _USUAL  # of accepted requests only, since no other is in a batch
         if left < PATIENCE and entry.client is not None:
             queue.clients.expect(entry.client, left, now)
         queue.put(group, entry)
+        return None
 
     def divide(self, sizes: Sequence[Sizes], group: tuple[Any, ...], most: int) -> list[list[int]]:
         """Return the samples of a request, by their positions, in parts that are not padded much.
@@ -179,25 +185,28 @@ class Scheduler:
         samples = [(each, 1) for each in sizes]
         return divide(samples, self._work, lambda work: latency(work) - fixed, most, self._cap_of(latency, most))
 
-    def offer_large(self, first: Entry, rest: Sequence[int], nbytes: int, now: float) -> None:
-        """Add the first part of a request; ``rest`` is the work of its other parts.
+    def offer_large(self, first: Entry, rest: Sequence[int], nbytes: int, now: float) -> IngotError | None:
+        """Add the first part of a request, or refuse it; ``rest`` is the work of its other parts.
 
         All ``nbytes`` bytes count as waiting; :meth:`offer_next` adds the other parts.
 
-        Raises:
-            Unavailable: as for one entry.
-            DeadlineExceeded: the model takes too long for all parts together.
+        Returns:
+            Why it is refused, as for one entry; DeadlineExceeded also if the model takes too long for all parts
+            together.
         """
-        self._check_room(nbytes, first.client)
+        if (full := self._check_room(nbytes, first.client)) is not None:
+            return full
         group = self._queue.find(first.group) or self._new_group(first)
         if first.deadline < math.inf:
             latency, works = group.latency, [first.work, *rest]
             calls = sorted(_joined(works, group.cap) if self._padded else works, reverse=True)
             taken = sum(map(latency, calls[:: self._engines])) * latency.margin
             if taken > first.deadline - now and self._sure(group, now):
-                raise _too_slow(first.deadline - now, taken)
-        self.offer(first, now, len(rest))
-        self._reserve(first.client, nbytes - first.nbytes)
+                return _too_slow(first.deadline - now, taken)
+        refusal = self.offer(first, now, len(rest))
+        if refusal is None:
+            self._reserve(first.client, nbytes - first.nbytes)
+        return refusal
 
     def offer_next(self, entry: Entry, now: float, counted: int) -> None:
         """Add another part of an accepted request; ``counted`` of its bytes already count as waiting."""
@@ -214,9 +223,9 @@ class Scheduler:
         self._queue.nbytes += nbytes
         self._queue.clients.reserve(client, nbytes)
 
-    def _check_room(self, nbytes: int, client: Hashable) -> None:
+    def _check_room(self, nbytes: int, client: Hashable) -> IngotError | None:
         queue = self._queue
-        check_room(self.limits, queue.count, queue.nbytes, nbytes, client, queue.clients.held)
+        return no_room(self.limits, queue.count, queue.nbytes, nbytes, client, queue.clients.held)
 
     def keep_engines(self, count: int) -> None:
         """Count only so many engines from now on, since the others cannot run any more."""
@@ -292,14 +301,15 @@ class Scheduler:
         most = sys.maxsize if entry.sizes else entry.most
         return GroupQueue(entry.group, latency, self._cap_of(latency, most), most)
 
-    def _check_time(self, entry: Entry, group: GroupQueue, now: float, after: int) -> None:
+    def _check_time(self, entry: Entry, group: GroupQueue, now: float, after: int) -> IngotError | None:
         """Refuse an entry that cannot meet its deadline; ``after`` parts of its request follow it."""
         if self._would_be_late(entry, group, now):
-            raise _too_slow(entry.deadline - now, group.latency(entry.work))
+            return _too_slow(entry.deadline - now, group.latency(entry.work))
         if (self._queue.count or len(self._running) >= self._engines) and not group.latency.guessed:
-            self._check_queue(entry, group, now, after)
+            return self._check_queue(entry, group, now, after)
+        return None
 
-    def _check_queue(self, entry: Entry, group: GroupQueue, now: float, after: int) -> None:
+    def _check_queue(self, entry: Entry, group: GroupQueue, now: float, after: int) -> Unavailable | None:
         """Refuse an entry that would be late because of the entries queued before it."""
         latency, left = group.latency, entry.deadline - now
         cap = max(group.cap, entry.work)
@@ -313,8 +323,7 @@ class Scheduler:
         taken = wait + latency(cap if batches else min(cap, work))
         if before and batches == ahead and work > (room := self._room(group, now + wait)):
             taken = max(taken, self._wait(ahead + 1, latency(min(room, work - entry.work)), now) + full)
-        if full and taken * latency.margin > left:
-            raise _too_late(self._queue.count, left)
+        return _too_late(self._queue.count, left) if full and taken * latency.margin > left else None
 
     def _before(self, entry: Entry, group: GroupQueue) -> int:
         """Return how many entries of its group run before a new entry."""
@@ -468,4 +477,9 @@ def _too_slow(left: float, taken: float) -> DeadlineExceeded:
 
 
 def _written(seconds: float) -> str:
-    return units.written(float(f"{max(0.0, seconds):.3g}"))
+    return _written_once(round(max(0.0, seconds), 6))
+
+
+@functools.lru_cache(256)  # many refusals have the same times
+def _written_once(seconds: float) -> str:
+    return units.written(float(f"{seconds:.3g}"))

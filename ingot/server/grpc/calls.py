@@ -33,6 +33,7 @@ Work = Callable[[], Coroutine[None, None, None]]
 
 _clock: Final = time.perf_counter
 _UNIMPLEMENTED, _RESOURCE_EXHAUSTED, _INTERNAL = 12, 8, 13
+_TOO_MANY: Final = Code.TOO_MANY_REQUESTS
 
 
 class Calls:
@@ -312,7 +313,7 @@ class Calls:
             return
         self._plane.count_error("grpc", error)
         status = STATUS[error.code]
-        later = error.code is Code.TOO_MANY_REQUESTS
+        later = error.code is _TOO_MANY
         replies.fail(call, status, public_text(error), accepts=status == _UNIMPLEMENTED, later=later)
 
     def _late(self, replies: Replies, call: Call) -> None:

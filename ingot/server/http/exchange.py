@@ -197,8 +197,7 @@ def _reply(
     context: RequestContext | None,
     outcome: InferResponse | IngotError,
 ) -> None:
-    if isinstance(outcome, IngotError):
-        _name_work(context)
+    if isinstance(outcome, IngotError):  # the plane has named it
         done(responses.refusal(plane, outcome))
         return
     try:

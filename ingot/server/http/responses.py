@@ -20,6 +20,7 @@ from ingot.server.plane.operations import Refusal
 
 # Seconds after which a refused client may ask again: the smallest value of the header.
 _RETRY: Headers = (("Retry-After", "1"),)
+_LATER: Final = frozenset((Code.UNAVAILABLE, Code.TOO_MANY_REQUESTS))
 _MAX_HEADS = 1024
 # Copying a small body behind its head costs less than handing two buffers to the kernel.
 _JOIN_BELOW: Final = 32 << 10
@@ -69,7 +70,7 @@ def refusal(plane: DataPlane, error: IngotError, form: Refusal | None = None) ->
     """
     plane.count_error("http", error)
     # A request during which an engine process ended may have caused that.
-    later = error.code in (Code.UNAVAILABLE, Code.TOO_MANY_REQUESTS) and not isinstance(error, EngineLost)
+    later = error.code in _LATER and not isinstance(error, EngineLost)
     headers = _RETRY if later else ()
     status, content = (json_codec.STATUS[error.code], {"error": public_text(error)}) if form is None else form(error)
     return HttpResponse(status, json_codec.dumps(content), headers)

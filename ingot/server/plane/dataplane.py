@@ -44,6 +44,7 @@ from ingot.tensors import Array, Signature, TensorSpec
 
 _PROTOCOLS = ("http", "grpc")
 _NAME = 100
+_INTERNAL: Final = Code.INTERNAL
 _clock: Final = time.perf_counter
 
 log = rate_limited_logger(__name__)
@@ -119,8 +120,8 @@ class DataPlane:
 
     def count_error(self, protocol: str, error: IngotError) -> None:
         """Count an error response, and log it if it is internal; both protocols call this for every error."""
-        self.metrics.errors.labels(protocol, error.code.value).inc()
-        if error.code is Code.INTERNAL:
+        self.metrics.errors.labels(protocol, error.code).value += 1
+        if error.code is _INTERNAL:
             log.error("%s: %s", protocol, error)
 
     def record(
@@ -209,7 +210,7 @@ class DataPlane:
             if self.recorder is not None and isinstance(pending, Run):
                 pending.between = {}
         except IngotError as error:
-            counters.count(error.code.value, began)
+            counters.count(error.code, began)
             raise
         except Exception as error:  # the boundary of one request: Ingot's own faults are counted too
             counters.count("internal", began)
@@ -314,7 +315,7 @@ class Ticket:
         route, request = self._route, self._request
         if isinstance(outcome, IngotError):
             CONTEXT.set(request.context)  # an answer logs nothing, or sets this itself
-            self._counters.count(outcome.code.value, self._began)
+            self._counters.count(outcome.code, self._began)
             self._observe(failed=True)
             self._reply(outcome)
             return

@@ -410,6 +410,35 @@ async def test_the_parts_of_a_large_request_come_to_the_queue_a_few_at_a_time() 
     served.close()
 
 
+@pytest.mark.parametrize("samples", [1, 30])  # one entry, and one in parts
+def test_a_refusal_is_answered_in_the_next_tick_unless_its_client_left(samples: int) -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, gate=gate)
+        served = loaded(engine, limits=Limits(max_batch=1, max_queue=1))
+        running = asyncio.create_task(served.infer(ONE))
+        await wait_until(lambda: engine.calls)
+        queued = asyncio.create_task(served.infer(ONE))
+        await wait_until(lambda: served.waiting == 1)
+        outcomes: list[Outcome] = []
+        inputs = {"x": np.ones((samples, 2), np.float32)}
+        served.submit(Request(inputs, outcomes.append))
+        served.submit(Request(inputs, outcomes.append)).cancel()
+        assert outcomes == []
+        assert served.statistics().described["in_flight"] == 3
+        await asyncio.sleep(0)
+        [refusal] = outcomes
+        assert isinstance(refusal, Unavailable)
+        assert served.statistics().described["in_flight"] == 2
+        assert served.statistics().failed.count == 1
+        gate.set()
+        await asyncio.gather(running, queued)
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("ending", ["an answer", "a client that leaves", "a failure"])
 async def test_all_bytes_of_a_large_request_count_while_it_waits_and_none_after(ending: str) -> None:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
