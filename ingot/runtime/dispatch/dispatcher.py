@@ -22,17 +22,16 @@ from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.parts import Part, PartEntry, by_length, in_order, inputs_of
 from ingot.runtime.dispatch.pending import Expiry, Owner, Parts, Pending, Single
 from ingot.runtime.dispatch.signature_check import CallLimit, CheckedInputs, SignatureCheck
-from ingot.runtime.dispatch.statistics import Duration, Statistics
+from ingot.runtime.dispatch.statistics import Duration, Statistics, learned
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.dispatch.worker import Worker
-from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.engine import Engine, direct_of
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.machine import memory
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, Request, size_of
-from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import REASONS, Scheduler
-from ingot.tensors import Array, Signature, TensorSpec
+from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +136,7 @@ class Dispatcher(Owner):
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
-        self.direct = Direct() if padding is not None else _direct(engines, signature)
+        self.direct = Direct() if padding is not None else direct_of(engines, signature)
         self._several_devices = len({engine.device for engine in engines}) > 1
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dispatch_due = False
@@ -557,57 +556,10 @@ class Dispatcher(Owner):
             "instances": len(self._instances),
             "batching": scheduler.batching,
             "max_batch": scheduler.limits.max_batch,
-            **self._learned(),
+            **learned(scheduler, self._padding),
             "waiting": len(scheduler),
             "in_flight": self.in_flight,
         }
         if self._padding is not None:
-            filled = counted.padded - counted.elements
-            summary["padding"] = {
-                "dimensions": list(self._padding.padder.dims),
-                "elements": counted.elements,
-                "padding": filled,
-                "waste": filled / max(counted.elements, 1),
-            }
+            summary["padding"] = {"dimensions": list(self._padding.padder.dims), **counted.padding}
         return counted.copy(queued, summary)
-
-    def _learned(self) -> dict[str, Any]:
-        """Return the durations of calls that the scheduler has learned, and the batch of the best throughput."""
-        scheduler, latency, padding = self._scheduler, self._scheduler.latency, self._padding
-        if padding is not None:  # by samples of the size that was timed when the model was loaded
-            each, most = padding.work(padding.example), scheduler.limits.max_batch
-            rows = [work // each for work in latency.known if each <= work <= each * most]
-            return {
-                "rows_at_best": max(1, min(scheduler.cap // each, most)),
-                "latency": [{"rows": count, "seconds": latency(count * each)} for count in dict.fromkeys(rows)],
-                "by_work": [{"work": work, "seconds": seconds} for work, seconds in latency.known.items()],
-            }
-        classes = scheduler.latencies.classes.items()
-        return {
-            "rows_at_best": scheduler.cap,
-            "latency": _listed(latency),
-            "by_row_bytes": [{"row_bytes": weight, "latency": _listed(each)} for weight, each in classes],
-        }
-
-
-def _direct(engines: Sequence[Engine], signature: Signature) -> Direct:
-    """Return the tensors that all engines read from the same device or write there, if requests can be joined there."""
-    first, *others = [engine.direct for engine in engines]
-    if any(other != first for other in others):
-        return Direct()
-
-    axis = None if signature.batch is None else 0
-
-    def kept(specs: Sequence[TensorSpec], devices: Mapping[str, str]) -> dict[str, str]:
-        # Values are checked on the host, and those of inputs that all samples share are compared there.
-        return {
-            spec.name: devices[spec.name]
-            for spec in specs
-            if spec.name in devices and spec.values is None and spec.axis(signature.batch) == axis
-        }
-
-    return Direct(kept(signature.inputs, first.inputs), kept(signature.outputs, first.outputs))
-
-
-def _listed(latency: Latency) -> list[dict[str, float]]:
-    return [{"rows": samples, "seconds": seconds} for samples, seconds in latency.known.items()]

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.runtime.dispatch.batch_run import BatchTimings
+from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.scheduling.latency_model import Latency
+from ingot.runtime.scheduling.scheduler import Scheduler
 
 
 @dataclass(slots=True)
@@ -87,6 +90,12 @@ class Statistics:
         if right:
             self.last = time.time()
 
+    @property
+    def padding(self) -> dict[str, float]:
+        """The elements of inputs, those of padding among them, and their ratio."""
+        filled = self.padded - self.elements
+        return {"elements": self.elements, "padding": filled, "waste": filled / max(self.elements, 1)}
+
     def copy(self, queued: Duration, described: Mapping[str, Any]) -> Statistics:
         """Return an immutable copy."""
         return replace(
@@ -100,3 +109,26 @@ class Statistics:
             by_samples={samples: stages.copy() for samples, stages in sorted(self.by_samples.items())},
             described=described,
         )
+
+
+def learned(scheduler: Scheduler, padding: PaddingPolicy | None) -> dict[str, Any]:
+    """Return the durations of calls that a scheduler has learned, and the batch of the best throughput."""
+    latency = scheduler.latency
+    if padding is not None:  # by samples of the size that was timed when the model was loaded
+        each, most = padding.work(padding.example), scheduler.limits.max_batch
+        rows = [work // each for work in latency.known if each <= work <= each * most]
+        return {
+            "rows_at_best": max(1, min(scheduler.cap // each, most)),
+            "latency": [{"rows": count, "seconds": latency(count * each)} for count in dict.fromkeys(rows)],
+            "by_work": [{"work": work, "seconds": seconds} for work, seconds in latency.known.items()],
+        }
+    classes = scheduler.latencies.classes.items()
+    return {
+        "rows_at_best": scheduler.cap,
+        "latency": _listed(latency),
+        "by_row_bytes": [{"row_bytes": weight, "latency": _listed(each)} for weight, each in classes],
+    }
+
+
+def _listed(latency: Latency) -> list[dict[str, float]]:
+    return [{"rows": samples, "seconds": seconds} for samples, seconds in latency.known.items()]

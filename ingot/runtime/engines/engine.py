@@ -205,3 +205,22 @@ class BaseEngine(ABC):
 def lanes_of(engine: Engine, count: int) -> list[Engine]:
     """Return up to ``count`` engines that share one's copy of the model, itself first; only some have others."""
     return [engine] if count == 1 else [engine, *engine.more_lanes(count - 1)]
+
+
+def direct_of(engines: Sequence[Engine], signature: Signature) -> Direct:
+    """Return the tensors that all engines read from the same device or write there, if requests can be joined there."""
+    first, *others = [engine.direct for engine in engines]
+    if any(other != first for other in others):
+        return Direct()
+
+    axis = None if signature.batch is None else 0
+
+    def kept(specs: Sequence[TensorSpec], devices: Mapping[str, str]) -> dict[str, str]:
+        # Values are checked on the host, and those of inputs that all samples share are compared there.
+        return {
+            spec.name: devices[spec.name]
+            for spec in specs
+            if spec.name in devices and spec.values is None and spec.axis(signature.batch) == axis
+        }
+
+    return Direct(kept(signature.inputs, first.inputs), kept(signature.outputs, first.outputs))
