@@ -187,10 +187,18 @@ def _difference(name: str, call: _Asked, output: int, expected: Array, actual: A
 
 def _other_kernel(call: _Asked, output: int) -> Array | None:
     """Return eager's answer for tensors with gaps between elements, which its vectorized kernels do not accept."""
-    if not call.sample.each:
-        return None
-    answer = run(call.part, tuple(torch.stack((tensor, tensor), -1)[..., 0] for tensor in call.tensors), keep=True)
+    part, tensors = _in_own_datatype(call)
+    answer = run(part, tuple(torch.stack((tensor, tensor), -1)[..., 0] for tensor in tensors), keep=True)
     return answer[output].numpy() if answer else None
+
+
+def _in_own_datatype(call: _Asked) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Return a call and its tensors so that it converts none of them, which would leave no gaps."""
+    part = call.part
+    if not isinstance(part, Call) or part.dtype is not torch.bfloat16:
+        return part, tuple(call.tensors)
+    tensors = tuple(tensor.to(part.dtype) if tensor.is_floating_point() else tensor for tensor in call.tensors)
+    return Call(part.function, part.structure, part.constants, torch.float32), tensors
 
 
 def _in_single(call: _Asked, output: int) -> Array | None:

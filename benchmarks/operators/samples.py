@@ -28,6 +28,14 @@ ANY = (4, 1, 2, 3, 7, 9, 33)
 LARGER = (4, 5, 7, 9, 33)
 _UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 """Operators that return memory as it is."""
+_OF_ONE_SIZE = {
+    *("_native_batch_norm_legit", "_batch_norm_with_update", "native_batch_norm", "searchsorted", "bucketize"),
+    *("nn.functional.embedding_bag", "nn.functional.ctc_loss", "nn.CTCLoss"),
+}
+"""Operators whose kernels read beyond a tensor of another size, or whose boundaries are sorted at one size only."""
+
+
+NOT_DENSE = "a tensor is complex, sparse or quantized"
 
 
 class Unjudged(Exception):
@@ -138,8 +146,8 @@ def _module_name(info: Any) -> str:
     return f"nn.{info.module_cls.__name__}"
 
 
-def samples(name: str, dtype: torch.dtype, most: int, seed: int) -> tuple[list[Sample], int]:
-    """Return up to ``most`` samples of an operator or module, spread over all it has, and how many were left out.
+def samples(name: str, dtype: torch.dtype, most: int, seed: int) -> tuple[list[Sample], list[str]]:
+    """Return up to ``most`` samples of an operator or module, spread over all it has, and why others were left out.
 
     Left out are those whose answer eager does not define, and those with inputs that are not dense real tensors.
     """
@@ -147,13 +155,13 @@ def samples(name: str, dtype: torch.dtype, most: int, seed: int) -> tuple[list[S
     first, second = _drawn(name, dtype, seed, "reference_inputs")
     if not first:
         first, second = _drawn(name, dtype, seed, "sample_inputs")
-    found, left = [], 0
+    found, left = [], []
     for index in _chosen([not _elements(item) for item in first], most):
         again = second[index] if index < len(second) else first[index]
         try:
             found.append(_sample(name, dtype, *first[index], again))
-        except Unjudged:
-            left += 1
+        except Unjudged as reason:
+            left.append(str(reason))
     return found, left
 
 
@@ -220,13 +228,13 @@ def _sample(
     flat, structure = pytree.tree_flatten(arguments)
     given = [item.detach() for item in flat if isinstance(item, torch.Tensor)]
     if any(tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized for tensor in given):
-        raise Unjudged("an input is complex, sparse or quantized")
+        raise Unjudged(NOT_DENSE)
     tensors = tuple(tensor.contiguous() for tensor in given) or (torch.arange(3.0),)
     constants = [TENSOR if isinstance(item, torch.Tensor) else item for item in flat]
     if dtype is torch.bfloat16:
         tensors = tuple(tensor.float() if tensor.dtype is dtype else tensor for tensor in tensors)
     if any(tensor.dtype is torch.bfloat16 for tensor in tensors):
-        raise Unjudged("an input has a datatype that numpy lacks")
+        raise Unjudged("an input of another argument is bfloat16, which numpy lacks")
 
     def build() -> nn.Module:
         module = Call(function(), structure, constants, dtype)
@@ -236,18 +244,22 @@ def _sample(
 
     torch.manual_seed(0)
     module = build().eval()
-    if name in _UNDEFINED or not _repeatable(module, tensors):
-        raise Unjudged("eager refuses, or the answer is random or not a dense tensor")
-    symbol, axes = _dynamic(module, tensors)
+    _check_defined(name, module, tensors)
+    symbol, axes = _dynamic(module, tensors) if name not in _OF_ONE_SIZE else ("", (None,) * len(tensors))
     return Sample(_text(flat), build, tensors, _redrawn(tensors, again[1], dtype), axes, symbol, each)
 
 
-def _repeatable(module: nn.Module, tensors: Tensors) -> bool:
-    """Return whether eager answers with tensors, and with the same ones for several states of its random numbers."""
+def _check_defined(name: str, module: nn.Module, tensors: Tensors) -> None:
+    """Raise Unjudged unless eager answers with tensors, the same for several states of its random numbers."""
     first, *others = (run(module, tensors, seed) for seed in range(6))
-    if not first or any(tensor.layout is not torch.strided for tensor in first):
-        return False
-    return all(other is not None and all(map(_same, first, other)) for other in others)
+    if name in _UNDEFINED:
+        raise Unjudged("the answer is memory as it is")
+    if not first:
+        raise Unjudged("eager refuses the sample on a CPU")
+    if any(tensor.layout is not torch.strided for tensor in first):
+        raise Unjudged(NOT_DENSE)
+    if not all(other is not None and all(map(_same, first, other)) for other in others):
+        raise Unjudged("the answer is random")
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:

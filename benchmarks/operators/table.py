@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.coverage.table import escaped, grid, portable, versions
 from benchmarks.operators.accepted import ACCEPTED
 from benchmarks.operators.outcome import STATUSES, Outcome
+
+_REFUSALS = {
+    "an operator has no ONNX form": "no translation of|no ONNX form: (aten|prims|torch|unique)|is not supported",
+    "the code needs the size that it was captured at, or a narrower range": "fixes '|limits its dimensions|valid only",
+    "the code branches on values, or needs one as a number": "branches on|as a Python number|u\\d|depends on",
+    "PyTorch cannot compute the shapes of a result": "cannot compute the shapes|cannot capture the model: aten",
+    "ONNX Runtime has no kernel for the datatype, or rejects the shapes": "does not load",
+    "an input or a state is overwritten, or the answer is not repeatable": "changes (its|x\\.)|same input each time",
+    "the graph differs at a size of 1": "size of 1",
+    "the graph's answers differ from eager's by more than the tolerance": "does not equal",
+    "ONNX Runtime's kernel fails on shapes or values that eager accepts": "fails where the model does not",
+}
+"""By the reason of a refused export: a pattern of its messages; the first that is found counts."""
+_OTHER = "other reasons"
+_HEAD = re.compile(r"^\w+: ")
 
 
 def append(outcome: Outcome, folder: Path) -> None:
@@ -57,6 +73,12 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
         lines += [f"## {dtype}", "", f"Ran: {', '.join(f'{name} {ran[name]}' for name in exporters)}.", ""]
         lines += [*grid(("status", *exporters, "means"), _totals(own, exporters)), ""]
     lines += [
+        "## Refused and not judged",
+        "",
+        "Ingot's outcomes by datatype and reason: of refused ones, that of the first sample.",
+        "",
+        *grid(("status", "reason", *dtypes), _reasons(outcomes, dtypes)),
+        "",
         "## Accepted differences",
         "",
         *grid(
@@ -88,6 +110,23 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
 def _totals(outcomes: Sequence[Outcome], exporters: Sequence[str]) -> list[tuple[str, ...]]:
     counts = Counter((outcome.status, outcome.exporter) for outcome in outcomes)
     return [(status, *(str(counts[status, name]) for name in exporters), means) for status, means in STATUSES.items()]
+
+
+def _reasons(outcomes: Sequence[Outcome], dtypes: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for item in outcomes:
+        text = item.messages[0] if item.messages else ""
+        if item.exporter == "ingot" and item.status == "refused":
+            counts[item.status, refusal(text), item.dtype] += 1
+        elif item.exporter == "ingot" and item.status == "unjudged":
+            counts[item.status, _HEAD.sub("", text) or _OTHER, item.dtype] += 1
+    for status, reason in sorted({key[:2] for key in counts}):
+        yield status, reason, *(str(counts[status, reason, dtype]) for dtype in dtypes)
+
+
+def refusal(message: str) -> str:
+    """Return the kind of reason in the message of a refused export."""
+    return next((reason for reason, pattern in _REFUSALS.items() if re.search(pattern, message)), _OTHER)
 
 
 def _cells(outcomes: Sequence[Outcome], exporters: Sequence[str]) -> list[tuple[str, ...]]:

@@ -40,8 +40,10 @@ def outcome(name: str, dtype: torch.dtype, exporter: str, most: int, seed: int) 
     began = time.perf_counter()
     result = Outcome(name, str(dtype).removeprefix("torch."), exporter)
     found, left = samples(name, dtype, most, seed)
-    if left:
-        result.add("unjudged", left)
+    for reason in left:
+        result.add("unjudged", message=reason)
+    if not found and not left:
+        result.add("unjudged", message="the database has no sample of up to 65536 elements")
     groups = [found] if found else []
     while groups:
         group = groups.pop()

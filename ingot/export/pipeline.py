@@ -179,9 +179,20 @@ def export_model(
             eager=subject.eager,
             watched=watched,
         )
-        archive = _export_module(context, subject)
+        try:
+            archive = _export_module(context, subject)
+        except ParityError as error:
+            raise _with_remedy(error) from error.__cause__
         watched.check(thorough=True)
         return archive
+
+
+def _with_remedy(error: ParityError) -> ParityError:
+    """Return an error on a graph that differs; without a remedy in it, with the command that finds the operation."""
+    text = str(error)
+    differs = text.startswith("the exported graph does not") and text.endswith(")")
+    fails = text.startswith("the exported graph fails") and "; " not in text
+    return ParityError(f"{text}; --bisect names the operation") if differs or fails else error
 
 
 def _export_module(context: Context, subject: Subject) -> Archive:

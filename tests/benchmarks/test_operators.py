@@ -112,6 +112,19 @@ def test_the_answer_of_eagers_other_kernel_is_accepted() -> None:
     assert why("erf", nan, two, single=one).rest is not nan
 
 
+def test_bfloat16_is_judged_by_eagers_scalar_kernel_too() -> None:
+    """Eager's vectorized kernel returns NaN for gelu of infinity, and its scalar kernel infinity."""
+    wide = torch.full((40, 2), torch.inf)
+    built = Call(torch.nn.functional.gelu, pytree.tree_structure(((0,), {})), [TENSOR], torch.bfloat16)
+    tried = Sample("", Mock(return_value=built), (wide,), (wide,), (None,), "", each=False)
+
+    def start() -> Candidate:
+        return lambda inputs: [x.numpy().clip(-1e30) for x in inputs.values()]
+
+    found = list(faults("gelu", [tried], torch.bfloat16, start))
+    assert any("scalar kernels differ" in text for fault in found for text in fault.reasons)
+
+
 def test_bfloat16_is_judged_by_float32_and_its_values_are_looked_up() -> None:
     """Eager's kernel returns 0 for the error function of 1e-8, and selects one of two equal values."""
     small = torch.full((20, 2), 1e-8)
@@ -137,11 +150,26 @@ def test_answers_that_eager_defines_have_samples() -> None:
     """Of no tensor, of a lazy module, of numbers, and of an operator whose reference inputs are large."""
     for name in ("eye", "signal.windows.hann", "nn.LazyConv3d", "equal", "item", "nn.functional.grid_sample"):
         found, left = samples(name, torch.float32, 2, 0)
-        assert (len(found), left) == (2, 0), name
+        assert (len(found), left) == (2, []), name
         first, second = (found[0].build().eval() for _ in range(2))
         assert all(map(torch.equal, first(*found[0].tensors), second(*found[0].tensors)))
-    for name in ("empty", "cauchy", "to_sparse", "jiterator_unary"):
-        assert samples(name, torch.float32, 2, 0)[0] == []
+    for name, reason in (
+        ("empty", "memory as it is"),
+        ("cauchy", "random"),
+        ("to_sparse", "sparse"),
+        ("jiterator_unary", "eager refuses"),
+    ):
+        found, left = samples(name, torch.float32, 2, 0)
+        assert found == []
+        assert all(reason in text for text in left)
+        assert len(left) == 2
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(not importlib.util.find_spec("expecttest"), reason="needs benchmarks/operators/requirements.txt")
+def test_kernels_that_do_not_check_sizes_are_called_at_their_own() -> None:
+    found, _ = samples("_native_batch_norm_legit", torch.float64, 2, 0)
+    assert [sample.symbol for sample in found] == ["", ""]
 
 
 VALUES = np.array([[2, 1, 1, np.nan], [0, 3, -0.0, np.nan]], np.float32)
@@ -182,6 +210,21 @@ def test_a_note_states_only_the_differences_that_it_names() -> None:
     assert why("relu", expected, actual, inputs=inputs, each=True).rest is not expected
     assert why("relu", expected, actual + 1, note, inputs=inputs, each=True).rest[0] == 2
     assert why("relu", expected, actual, "sigmoid: within 1e-7, not relative to small results").stated == ()
+
+
+def test_a_note_on_large_values_counts_in_half_precision() -> None:
+    note = "grid_sampler_3d (net.py:3): at coordinates beyond 1e7 pixels, and for volumes at infinities and NaN"
+    inputs = [np.array([np.inf, 1], np.float16)]
+    expected, actual = np.array([np.nan], np.float16), np.array([-np.inf], np.float16)
+    assert why("grid_sampler_3d", expected, actual, note, inputs=inputs).stated == (note,)
+
+
+def test_the_order_of_products_counts_only_for_infinities() -> None:
+    expected, actual = np.array([np.nan, 1], np.float32), np.array([np.inf, 1], np.float32)
+    inputs = [np.array([[np.inf]], np.float32)]
+    assert why("linalg.multi_dot", expected, actual, inputs=inputs).rest is expected
+    assert why("linalg.multi_dot", expected, actual + np.float32(1), inputs=inputs).rest is not expected
+    assert why("linalg.multi_dot", expected, actual).rest is not expected
 
 
 def test_a_difference_above_the_tolerance_needs_a_reason() -> None:
@@ -240,6 +283,19 @@ def test_outcomes_are_read_back_and_the_later_counts(tmp_path: Path) -> None:
     assert "Ran: ingot 1." in (tmp_path / "operators.md").read_text()
     assert r"| add | float32 | ingot | wrong: a \| b |" in (tmp_path / "operators.md").read_text()
     assert "| add | float32 | 1 wrong, 5 right |" in (tmp_path / "operators.md").read_text()
+
+
+def test_the_page_counts_refusals_by_reason(tmp_path: Path) -> None:
+    outcomes = [
+        Outcome("i0", "float32", "ingot", {"refused": 1}, ["refused: (): there is no translation of prims.i0"]),
+        Outcome("chunk", "float32", "ingot", {"refused": 1}, ["refused: (): fixes 'n' at 4, its size"]),
+        Outcome("empty", "bool", "ingot", {"unjudged": 1}, ["unjudged: the answer is memory as it is"]),
+    ]
+    table.write(outcomes, tmp_path)
+    page = (tmp_path / "operators.md").read_text()
+    assert "| refused | an operator has no ONNX form | 0 | 1 |" in page
+    assert "| refused | the code needs the size that it was captured at, or a narrower range | 0 | 1 |" in page
+    assert "| unjudged | the answer is memory as it is | 1 | 0 |" in page
 
 
 @pytest.mark.matrix

@@ -22,6 +22,8 @@ BRANCHES = (
     "use torch.where or torch.cond, or state a condition that always holds by torch._check; --capture script keeps "
     "branches, and loops such as over range(int(x))"
 )
+# An operator whose shapes PyTorch cannot compute without running it.
+_UNSHAPED = re.compile(r"\w+\.\w+\.\w+")
 _FAKE = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>.*?`(\w+)\.register_fake`", re.DOTALL)
 
 
@@ -60,6 +62,18 @@ def find_cause(error: BaseException) -> Cause:
             Kind.DECISION,
             "its code branches on the values of a tensor (such as `if x.sum() > 0`), which a graph cannot",
             BRANCHES,
+        )
+    if "Pending unbacked symbols" in text:
+        return Cause(
+            Kind.OTHER,
+            "the number of elements of a result depends on values, and PyTorch's decomposition loses it",
+            "compute a result of a fixed size, such as a mask",
+        )
+    if _UNSHAPED.fullmatch(text):
+        return Cause(
+            Kind.OTHER,
+            f"PyTorch cannot compute the shapes of the results of {text}",
+            "rewrite that part, or call it in an operator defined with ingot.op, which states them",
         )
     if found := _FAKE.search(text):
         operator, function = found.groups()

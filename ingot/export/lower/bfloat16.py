@@ -6,6 +6,8 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.convenience import replace_all_uses_with
 
+# The exporter's record of the operator that a node is a part of.
+_SOURCE = "pkg.torch.onnx.fx_node"
 _NARROW = ir.DataType.BFLOAT16
 _WIDE = ir.DataType.FLOAT
 # Operators that only move values.
@@ -15,7 +17,7 @@ _MOVING = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Gather",
 def run_in_single(model: ir.Model) -> None:
     """Insert conversions around operators on bfloat16, so that each result is rounded as in PyTorch.
 
-    PyTorch's kernels also compute in single precision, and some accept operands of both types at once.
+    PyTorch's kernels also compute in single precision, round once, and some accept operands of both types at once.
     """
     _widen(model.graph, {value for value in _given(model.graph) if value.dtype is _NARROW}, model.opset_imports)
 
@@ -45,7 +47,21 @@ def _widen(graph: ir.Graph, narrow: set[ir.Value], opsets: dict[str, int]) -> No
                 node.replace_input_with(place, wide[value])
         for value in made if node.op_type != "Constant" else ():
             narrow.remove(value)
-            narrow.add(_rounded(graph, node, value))
+            if _is_intermediate(node, value):
+                value.dtype = _WIDE
+            else:
+                narrow.add(_rounded(graph, node, value))
+
+
+def _is_intermediate(node: ir.Node, value: ir.Value) -> bool:
+    """Return whether a value is used only within the form of one operator, whose kernel does not round it."""
+    source = node.metadata_props.get(_SOURCE)
+    users = [user for user, _ in value.uses()]
+    return (
+        bool(source and users)
+        and not value.is_graph_output()
+        and all(user.metadata_props.get(_SOURCE) == source and user.graph is node.graph for user in users)
+    )
 
 
 def _made(node: ir.Node, narrow: set[ir.Value], opsets: dict[str, int]) -> set[ir.Value]:
@@ -60,7 +76,8 @@ def _made(node: ir.Node, narrow: set[ir.Value], opsets: dict[str, int]) -> set[i
         return set(node.outputs) if _NARROW in (kind, target and ir.DataType(target.value)) else set()
     if node.op_type == "CastLike":
         return set(node.outputs) if node.inputs[1] in narrow else set()
-    if node.domain or not onnx.defs.has(node.op_type, opsets.get("", 1), "") or _has_graphs(node):
+    of_sequence = node.op_type == "SequenceAt"  # sequences have no bfloat16
+    if of_sequence or node.domain or not onnx.defs.has(node.op_type, opsets.get("", 1), "") or _has_graphs(node):
         return {value for value in node.outputs if value.dtype is _NARROW}
     schema = onnx.defs.get_schema(node.op_type, opsets.get("", 1), "")
     last = len(schema.inputs) - 1  # a variadic input

@@ -89,6 +89,7 @@ _BOUNDS: dict[str, _Bound] = {
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), (_PIXELS, _aligns_corners)),
     **dict.fromkeys(("native_group_norm", "native_layer_norm"), (_MEANS, _returns_means)),
     "multi_margin_loss": (_LOSS, _is_floating),
+    "cross_entropy_loss": (_NAN, _is_double),
     **dict.fromkeys(("gru", "lstm"), (_GATES, _is_floating)),
     "unique_dim": ("rows that hold a NaN may count as equal", _is_floating),
     "pow": (_POWERS, _is_power_of_integers),
@@ -96,7 +97,7 @@ _BOUNDS: dict[str, _Bound] = {
     **dict.fromkeys(("hardswish", "remainder", "fmod"), (_OVERFLOW, _is_floating)),
     **dict.fromkeys(
         ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
-        ("at coordinates beyond 1e7 pixels, and for volumes at infinities", _reflects),
+        ("at coordinates beyond 1e7 pixels, and for volumes at infinities and NaN", _reflects),
     ),
     **dict.fromkeys(("prod", "cumprod"), (_ROUNDED, _multiplies_many)),
 }

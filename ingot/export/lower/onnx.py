@@ -19,6 +19,7 @@ from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export import torch_internals
 from ingot.export.explain import places
+from ingot.export.explain.causes import find_cause
 from ingot.export.lower import bfloat16, optimizer, sigmoids
 from ingot.export.lower.forms import complex_numbers, exact_math, size_arithmetic
 from ingot.export.program import Program, quiet, user_path
@@ -281,8 +282,11 @@ def _explain(error: Exception, exported: torch.export.ExportedProgram, registry:
         causes.append(causes[-1].__cause__)
     reason = foreign.one_line(causes[-1]) or type(causes[-1]).__name__
     nodes = foreign.attempt(lambda: _decompose(exported, registry))
+    cause = find_cause(causes[-1])
+    if cause.advice:
+        return f"{cause.sentence}; {cause.advice}"
     if nodes is None:  # the decomposition itself may be the step that failed
-        return reason
+        return f"{reason}; {remedy}"
     if missing := _missing(nodes.values(), registry):
         return f"there is no translation of {', '.join(missing)}; {remedy}"
     failed = [nodes[name] for cause in causes for name in _NODE.findall(str(cause)) if name in nodes]
@@ -291,7 +295,8 @@ def _explain(error: Exception, exported: torch.export.ExportedProgram, registry:
             "a size of the inputs decides an argument that ONNX fixes in the graph, such as the number of groups; "
             "declare a number instead of the dimension's name"
         )
-    return f"{_shown(failed[0])}: {reason}" if failed else reason
+    shown = f"{_shown(failed[0])}: {reason}" if failed else reason
+    return shown if "; " in reason else f"{shown}; {remedy}"
 
 
 def _convert(model: ir.Model, opset: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import onnx
 
 from ingot.bounds import bounds_of
 from ingot.bounds.indices import indices_of
@@ -30,6 +33,10 @@ from ingot.tensors.padding import Padding, declared
 _MAX_TIMED_FLOPS = 1e11
 # The longest condition in a note, in characters.
 _LONGEST_CONDITION = 60
+# How ONNX Runtime's messages name a node; those of nodes without a name have the operator only.
+_NODE = re.compile(r"node (?:with name )?[('](\w+)[')]", re.IGNORECASE)
+_KIND = re.compile(r"implementation for (\w+)\(")
+_ELSEWHERE = "; rewrite that part, such as in another datatype, or run it in PyTorch by --partition"
 
 
 @dataclass(frozen=True)
@@ -201,7 +208,20 @@ def load_packed(context: Context, packed: Packed) -> Engine:
     except InvalidArgument as error:
         reason = str(error).replace(f" {path.name}", "")
         advice = misdeclared.as_int64(context.examples) if "tensor(int32)" in reason else ""
-        raise ExportError(f"the graph was exported, but does not load: {reason}{advice}") from error
+        line = _line_of(path, reason, context.stacks) if packed.format == "onnx" else ""
+        raise ExportError(f"the graph was exported, but does not load: {reason}{line}{advice or _ELSEWHERE}") from error
+
+
+def _line_of(path: Path, reason: str, stacks: Mapping[str, str]) -> str:
+    """Return the line of the user's code of the node that an engine's message names, in brackets; empty without one."""
+    name, kind = _NODE.search(reason), _KIND.search(reason)
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    named = [node for node in nodes if name is not None and node.name == name[1]]
+    alike = [node for node in nodes if kind is not None and node.op_type == kind[1]]
+    outputs = (output for node in (named or alike) for output in node.output)
+    places = (innermost(frames_in(stacks.get(output, ""))) for output in outputs)
+    place = next((place for place in places if place is not None), None)
+    return f" ({place.short})" if place is not None else ""
 
 
 def _affordable(context: Context, signature: Signature, rows: int) -> bool:

@@ -87,8 +87,42 @@ def test_operators_with_other_translations_are_not_listed() -> None:
 def test_an_operator_that_cannot_be_translated_as_it_is_called_is_named_too() -> None:
     program = capture(lambda x: torch.histc(x, 4))
     assert outside(program) == ()
-    with pytest.raises(ExportError, match=r"form: aten\.histc\.default \(models\.py:\d+\): aten_histc with min == max"):
+    with pytest.raises(
+        ExportError, match=r"form: aten\.histc\.default \(models\.py:\d+\): aten_histc with min == max.*; rewrite that"
+    ):
         lower(program)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("function", "spec", "says"),
+    [
+        (functional.softplus, "x:float64[n,4]", r"Softplus\(1\).* \(models\.py:\d+\); rewrite that.*--partition"),
+        (lambda x: x + x, "x:bool[n,4]", r"operator \(Add\).* \(models\.py:\d+\); rewrite that.*--partition"),
+        (lambda x: x[0, 0].nonzero(), "x:bool[n,4]", "depends on values.*; compute a result of a fixed size"),
+        (
+            lambda x: torch.linalg.lstsq(x, x).solution,
+            "x:float32[n,4]",
+            r"shapes.*linalg_lstsq.*; rewrite .*\.py:\d+",
+        ),
+    ],
+)
+def test_a_refusal_names_the_line_or_the_remedy(function: Callable[[Tensor], Tensor], spec: str, says: str) -> None:
+    with pytest.raises(ExportError, match=says):
+        export_model(Function(function), inputs=[spec])
+
+
+@pytest.mark.matrix
+def test_a_form_of_several_nodes_is_rounded_to_bfloat16_once() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        x = x.bfloat16()
+        return torch.logaddexp(x, x / 2).float(), torch.hstack((x[:, 0], x[:, 1])).float(), functional.mish(x).float()
+
+    x = torch.linspace(-4, 4, 64).reshape(16, 4)
+    archive = export_model(Function(function), inputs=["x:float32[n,4]"])
+    outputs = load_engine(EngineSpec(archive.variant().path())).run({"x": x.numpy()})
+    for expected, actual in zip(function(x), outputs.values(), strict=True):
+        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=2**-8, atol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8"])
