@@ -264,7 +264,7 @@ def evaluating(model: nn.Module) -> Iterator[tuple[nn.Module, Snapshot]]:
     with untouched(model) as snapshot:
         with contextlib.suppress(NotImplementedError):  # an exported program has no modes
             model.eval()
-        with defaults.exportable(model):
+        with defaults.exportable(model), defaults.checking_targets():
             yield model, Snapshot(model, snapshot)
 
 

@@ -44,6 +44,7 @@ _DECOMPOSED_WRONGLY = (
     torch.ops.aten.multilabel_margin_loss.default,
     torch.ops.aten.multilabel_margin_loss_forward.default,
 )
+_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
 _NUMBERED = re.compile(r"val_\d+")
 # Second names of operators. The exporter does not promote the types of their tensors, and does not use the forms of
 # :mod:`ingot.export.lower.forms.translations` for them, so they are replaced by the operators.
@@ -199,6 +200,8 @@ def _check_results(exported: torch.export.ExportedProgram) -> None:
                 f"{_shown(node)}: PyTorch decomposes it to another function where a row has fewer targets than "
                 "classes; return the scores, and compute the loss outside the model"
             )
+        if node.target in _BAGS and node.args[0].meta["val"].dtype is torch.float64:  # ONNX Runtime ends the process
+            raise ExportError(f"{_shown(node)}: bags of embeddings have an ONNX form up to FP32; convert the weights")
         used = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
         if node.target is torch.ops.aten.linalg_inv_ex.default and 1 in used:
             raise ExportError(f"{_shown(node)}: which matrix is singular has no ONNX form; return the inverse only")

@@ -83,6 +83,24 @@ def _forward(module: nn.Module) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def checking_targets() -> Iterator[None]:
+    """Check the targets of ``ctc_loss``: for targets beyond the classes its kernel may end the process."""
+    loss: Any = torch.ctc_loss
+
+    def checked(log_probs: torch.Tensor, targets: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        known = torch.compiler.is_compiling() or not targets.numel()
+        if not known and not 0 <= targets.min() <= targets.max() < log_probs.shape[-1]:
+            raise IndexError(f"a target of ctc_loss is not among the {log_probs.shape[-1]} classes")
+        return loss(log_probs, targets, *args, **kwargs)
+
+    torch.ctc_loss = checked
+    try:
+        yield
+    finally:
+        torch.ctc_loss = loss
+
+
 def _of_transformer(module: Any) -> Defaults:
     parameters = inspect.signature(module.forward).parameters
     # A cache is a Python object, which clients cannot send; the user can name its tensors.

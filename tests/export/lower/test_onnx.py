@@ -105,6 +105,16 @@ def test_an_operator_that_cannot_be_translated_as_it_is_called_is_named_too() ->
             "x:float32[n,4]",
             r"shapes.*linalg_lstsq.*; rewrite .*\.py:\d+",
         ),
+        (
+            lambda i: functional.embedding_bag(i, torch.eye(5).double(), mode="mean"),
+            "x:int64[n,2]=0..4",
+            "FP32; convert",
+        ),
+        (
+            lambda i: functional.ctc_loss(torch.zeros(50, 2, 20).double().log_softmax(-1), i, (50, 50), (30, 30)),
+            "x:int64[2,30]=0..10000000",
+            "ctc_loss",
+        ),
     ],
 )
 def test_a_refusal_names_the_line_or_the_remedy(function: Callable[[Tensor], Tensor], spec: str, says: str) -> None:
