@@ -211,6 +211,7 @@ STATED: dict[str, Holds] = {
     ),
     "states within 1e-6, not relative to small results": _is_within(1e-6),
     "a NaN among the values may be ignored": _has_nan,
+    "a NaN or an infinity among the scores may be ignored": lambda it: _has_nan(it) | _has_infinity(it),
     "or where a sum overflows, all results may be NaN or infinite": lambda it: (
         it.among_inputs(lambda value: np.abs(value) > np.finfo(value.dtype).max / 100) & ~np.isfinite(it.actual)
     ),

@@ -89,7 +89,7 @@ _BOUNDS: dict[str, _Bound] = {
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), (_PIXELS, _aligns_corners)),
     **dict.fromkeys(("native_group_norm", "native_layer_norm"), (_MEANS, _returns_means)),
     "multi_margin_loss": (_LOSS, _is_floating),
-    "cross_entropy_loss": (_NAN, _is_double),
+    "cross_entropy_loss": ("a NaN or an infinity among the scores may be ignored", _is_double),
     **dict.fromkeys(("gru", "lstm"), (_GATES, _is_floating)),
     "unique_dim": ("rows that hold a NaN may count as equal", _is_floating),
     "pow": (_POWERS, _is_power_of_integers),
