@@ -97,6 +97,24 @@ def test_a_parameter_that_is_written_is_refused() -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("route", ["auto", "strict"])
+def test_a_write_to_the_data_of_a_parameter_is_refused(route: Any) -> None:
+    """Captured by torch.export in strict mode, such a write ended the process."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.data.mul_(1.0)
+            return x * self.weight
+
+    with pytest.raises(ExportError, match="weight"):
+        export_model(Scaled(), inputs="x:float32[batch,4]", capture=route)
+
+
+@pytest.mark.matrix
 def test_a_submodule_may_be_called_module() -> None:
     class Wrapping(nn.Module):
         def __init__(self) -> None:
