@@ -70,7 +70,7 @@ TEXT = "The film isn't <b>bad</b> &amp; I'd've watched it again, naïve as café
 # Made by the text_classifier of pytorch/serve 0.12 itself.
 TOKENS = """the film is not bad i wouldve watched it again naive as cafes the_film film_is is_not not_bad bad_i
 i_wouldve wouldve_watched watched_it it_again again_naive naive_as as_cafes"""
-VOCABULARY = {token.replace("_", " "): number for number, token in enumerate(TOKENS.split())}
+VOCABULARY = {token.replace("_", " "): number for number, token in enumerate([*TOKENS.split(), "<unk>"])}
 NAMES = {"0": "other", "1": "cat", "2": ["n1", "dog"], "3": "bird"}
 
 
@@ -176,7 +176,7 @@ def test_texts(served: httpx.Client, form: str) -> None:
         "file": {"files": {"data": ("a.txt", content)}},
         "raw": {"content": content},
     }
-    numbers = torch.arange(len(VOCABULARY))
+    numbers = torch.arange(len(TOKENS.split()))
     with torch.inference_mode():
         scores = torch.softmax(module(TEXTS)(numbers, torch.tensor([0])), dim=1)[0].tolist()
     wanted = dict(zip(("other", "cat", "dog"), scores, strict=True))
@@ -187,7 +187,16 @@ def test_texts(served: httpx.Client, form: str) -> None:
 @pytest.mark.matrix
 def test_words_that_the_vocabulary_lacks(served: httpx.Client) -> None:
     answer = served.post("/predictions/text_classifier", content=b"unheard")
-    assert (answer.status_code, answer.json()["message"]) == (503, "Prediction failed"), "a dictionary has no default"
+    with torch.inference_mode():
+        scores = torch.softmax(module(TEXTS)(torch.tensor([VOCABULARY["<unk>"]]), torch.tensor([0])), dim=1)[0].tolist()
+    assert answer.text == json.dumps(dict(zip(("other", "cat", "dog"), scores, strict=True)), indent=2)
+
+
+@pytest.mark.matrix
+def test_a_dictionary_without_a_number_for_other_words_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path, "text_classifier", files(TEXTS, **{"source_vocab.pt": saved({"film": 1})}))
+    with pytest.raises(InvalidArgument, match=r"source_vocab.pt is a dictionary without '<unk>'"):
+        ingot.import_model(path, allow_code=True)
 
 
 @pytest.mark.matrix

@@ -19,6 +19,18 @@ from tests.server import test_sound_steps as sounds
 from tests.server.test_page_steps import ask, choose
 from tests.steps import answering
 
+SPELLED = """
+from collections.abc import Iterator
+
+
+class Spelled:
+    def predict_one(self, text: str) -> Iterator[str]:
+        for word in text.split():
+            if word == "fail":
+                raise ValueError("a bad word")
+            yield " ".join(word)
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -37,7 +49,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         ["A", "-"], rate=sounds.RATE, blank="-", attention_mask="mask", convolutions=((sounds.FRAME, sounds.FRAME, 0),)
     )
     sounds.make("bursts", bursts, folder, sounds.sound(0.5, 0, 0.5))
-    with ingot.serve(*map(str, folder.glob("*.ingot")), http_port=0, grpc_port=0) as running:
+    (folder / "spelled.py").write_text(SPELLED)
+    code = f"{folder / 'spelled.py'}:Spelled"
+    with ingot.serve(code, *map(str, folder.glob("*.ingot")), http_port=0, grpc_port=0) as running:
         yield running
 
 
@@ -149,3 +163,13 @@ def colour(canvas: Locator, x: int, y: int) -> Any:
     return canvas.evaluate(
         "(each, [x, y]) => [...each.getContext('2d').getImageData(x, y, 1, 1).data.slice(0, 3)]", [x, y]
     )
+
+
+@pytest.mark.matrix
+def test_answers_in_parts_come_one_by_one(opened: Opened) -> None:
+    page = opened.page
+    page.get_by_role("button", name="spelled:1").press("Enter")
+    page.get_by_label("text", exact=True).fill("to be fail")
+    answer = ask(page)
+    expect(answer.locator(".written div")).to_have_text(['{"output":"t o"}', '{"output":"b e"}'])
+    expect(answer.get_by_role("alert")).to_contain_text("a bad word")

@@ -309,7 +309,7 @@ def _import(
     from ingot.importing import convert
 
     where = job.candidate.where
-    with progress(f"Reading {where}") as step, limited_load(limit, where, step, _LOADING) as limited:
+    with progress(f"Reading {where}", timed=True) as step, limited_load(limit, where, step, _LOADING) as limited:
         archive = convert(job.candidate, name=job.name, progress=limited, **call)
     with transferring("Writing") as transfer:
         if out is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,8 @@ from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, stdout
 from ingot.cli.serving import answers
 from ingot.client.access import MAX_RESPONSE_MB
-from ingot.errors import InvalidArgument, NotFound, Unsupported, write_error
+from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable, Unsupported, write_error
+from ingot.report.units import counted
 from ingot.tasks import GENERATING
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def infer(
         version, wanted = request.version, request.output_names or ()
         arrays = _inputs(client, model, version, request.inputs)
         if out is None and not as_json and _writes_text(client, model, version, arrays):
-            for answer in client.stream(model, arrays, version=version, outputs=wanted, parameters=chosen):
+            for answer in _whole(client.stream(model, arrays, version=version, outputs=wanted, parameters=chosen)):
                 [piece] = _plain(answer["text"]).reshape(-1).tolist()
                 stdout().print(piece, end="", markup=False, highlight=False, soft_wrap=True)
             stdout().print()
@@ -108,7 +109,7 @@ def infer(
         except Unsupported:
             if out is not None or not client.metadata(model, version).get("properties", {}).get(DECOUPLED):
                 raise
-            for answer in client.stream(model, arrays, version=version, outputs=wanted, parameters=chosen):
+            for answer in _whole(client.stream(model, arrays, version=version, outputs=wanted, parameters=chosen)):
                 _show(answer, as_json=as_json)
             return
     if out is not None:
@@ -120,6 +121,24 @@ def infer(
         note(f"wrote {out}")
     else:
         _show(outputs, as_json=as_json)
+
+
+def _whole(stream: Iterator[dict[str, Array]]) -> Iterator[dict[str, Array]]:
+    """Yield the answers of a stream.
+
+    Raises:
+        Unavailable: the server ended the stream by an error, which then has no status.
+        IngotError: the request failed.
+    """
+    count = 0
+    try:
+        for answer in stream:
+            count += 1
+            yield answer
+    except IngotError as error:
+        if type(error) is not IngotError:
+            raise
+        raise Unavailable(f"the stream ended after {counted(count, 'answer')}: {error}") from error
 
 
 def _writes_text(client: Client, model: str, version: str, arrays: Mapping[str, Array]) -> bool:

@@ -131,7 +131,10 @@ class AnswerStream:
         Raises:
             IngotError: that of the model, or of the call; there are no more answers.
         """
-        outcome = await outcome_of(self._submit)
+        try:
+            outcome = await outcome_of(self._submit)
+        except DeadlineExceeded as error:  # of a call, whose part of the time is not that of the request
+            raise DeadlineExceeded(f"the request's time was over after {self._index} answers") from error
         self._index += 1
         return outcome if outcome[MORE].all() else None
 
@@ -146,6 +149,6 @@ class AnswerStream:
         if self._owner is None or self._owner.closed:
             raise Unavailable("the model was unloaded before the stream ended")
         if self._end is not None and (left := self._end - time.monotonic()) <= 0:
-            raise DeadlineExceeded(f"the request's time was over after {self._index} answers")
+            raise DeadlineExceeded("it is over")
         inputs = {**request.inputs, STREAM: np.array([[self.number, self._index]], np.int64)}
         return self._owner.accepts.submit(Request(inputs, reply, left, request.priority, None, request.client))

@@ -3,7 +3,7 @@ import {get} from "/ui/page.js";
 import {make, time} from "/ui/draw.js";
 import {rawForm} from "/ui/raw.js";
 import {tensorForm} from "/ui/tensors.js";
-import {promptForm, writes} from "/ui/writer.js";
+import {partsForm, promptForm, writes} from "/ui/writer.js";
 
 let asked = null, metadata = null;
 
@@ -11,6 +11,10 @@ export function form(parent, found) {
   metadata = found;
   if (writes(found) && found.inputs[0].name === "text") {
     show(parent, promptForm());
+    return;
+  }
+  if (found.properties?.decoupled === "true" && found.platform === "python") {
+    show(parent, partsForm(found));
     return;
   }
   if (!found.properties?.raw_inputs) {
@@ -33,9 +37,10 @@ function show(parent, chosen, ...parts) {
 export function copied(kind, [name, version]) {
   const base = location.origin, literal = (value) => JSON.stringify(value);
   if (kind === "curl") return asked.curl(`${base}${address([name, version])}/infer`);
-  const {imports, inputs, more = ""} = asked.python();
+  const {imports, inputs, more = "", streams} = asked.python();
+  const call = `(${literal(name)}, inputs, version=${literal(version)}${more})`;
   return [...imports, "import ingot", "import numpy as np", "", "inputs = {", ...inputs, "}", `with ingot.Client(${literal(base)}) as client:`,
-    `    print(client.infer(${literal(name)}, inputs, version=${literal(version)}${more}))`].join("\n");
+    ...(streams ? [`    for answer in client.stream${call}:`, "        print(answer)"] : [`    print(client.infer${call})`])].join("\n");
 }
 
 const address = ([name, version]) => `/v2/models/${encodeURIComponent(name)}/versions/${encodeURIComponent(version)}`;

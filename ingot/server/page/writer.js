@@ -1,4 +1,5 @@
-// A form for the prompt of a model that writes text, which is shown as it comes.
+// Forms for models that answer in parts, which are shown as they come: the prompt of one that writes text, and the
+// inputs of code.
 import {get} from "/ui/page.js";
 import {make, time} from "/ui/draw.js";
 
@@ -7,6 +8,25 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const tasks = ["text-generation", "text2text-generation", "translation", "summarization"];
 
 export const writes = ({properties}) => tasks.includes(properties?.task);
+
+// A sample for a model whose code answers in parts: texts as they are, other values as JSON.
+export function partsForm({inputs}) {
+  const fields = inputs.map(({name, datatype}) => [name, datatype === "BYTES", make(datatype === "BYTES" ? "textarea" : "input", {})]);
+  const values = () => Object.fromEntries(fields.map(([name, plain, field]) => [name, plain ? field.value : JSON.parse(field.value)]));
+  const body = () => JSON.stringify(values());
+  const shown = ({id, model_name, model_version, ...outputs}) => make("div", {}, JSON.stringify(outputs));
+  return {
+    element: make("fieldset", {class: "item"}, ...fields.map(([name, , field]) => make("label", {class: "field"}, make("span", {}, name), field))),
+    request: () => ({body: body()}),
+    fits: (other) => other.properties?.decoupled === "true" && other.inputs.map(({name}) => name).join() === inputs.map(({name}) => name).join(),
+    curl: (url) => `curl -sN ${url.replace(/infer$/, "generate_stream")} -d ${quoted(body())}`,
+    python: () => ({imports: [], streams: true, inputs: Object.entries(values()).map(([name, value]) => {
+      const array = typeof value === "string" ? `np.array([${JSON.stringify(value)}.encode()], object)` : `np.array([${JSON.stringify(value)}])`;
+      return `    ${JSON.stringify(name)}: ${array},`;
+    })}),
+    write: (card, path, request, refusal) => write(card, path, request, refusal, shown),
+  };
+}
 
 export function promptForm() {
   const prompt = make("textarea", {rows: 4}), tokens = make("input", {type: "number", min: 1, value: 64});
@@ -29,8 +49,8 @@ export function promptForm() {
 }
 
 // Shows the pieces of a stream in a card; throws the server's error.
-async function write(card, path, {body}, refusal) {
-  const began = performance.now(), place = make("p", {class: "written"}), count = make("small");
+async function write(card, path, {body}, refusal, shown = ({text}) => text) {
+  const began = performance.now(), place = make("div", {class: "written"}), count = make("small");
   card.append(place, count);
   const answer = await get(`${path}/generate_stream`, {method: "POST", body, headers: {"Content-Type": "application/json"}, whole: true});
   if (!answer.ok) throw new Error((await refusal(answer)).error);
@@ -41,11 +61,11 @@ async function write(card, path, {body}, refusal) {
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {
-      const {text, error} = JSON.parse(event.slice("data: ".length));
+      const {error, ...answer} = JSON.parse(event.slice("data: ".length));
       if (error) throw new Error(error);
       first ??= performance.now();
-      place.append(text);
+      place.append(shown(answer));
     }
-    count.textContent = `the first piece after ${time((first - began) / 1000)}, all after ${time((performance.now() - began) / 1000)}`;
+    if (first !== null) count.textContent = `the first piece after ${time((first - began) / 1000)}, all after ${time((performance.now() - began) / 1000)}`;
   }
 }

@@ -50,6 +50,9 @@ def inference(served: Predictions) -> Api:
         "POST /invocations",
         "POST /models/{model}/invoke",
         "POST /v1/models/{model}:predict",
+        "POST /explanations/{model}",
+        "POST /explanations/{model}/{version}",
+        "POST /v1/models/{model}:explain",
         "POST /wfpredict/{model}",
     )
     return _api((_PING, _DESCRIPTION, listed), predictions.infers, served.begin)

@@ -43,6 +43,8 @@ _METHODS = (b"POST", b"PUT")  # curl -T sends PUT
 # Most values of an answer that the event loop encodes; Python writes a million values per second as indented JSON.
 _AT_ONCE = 256
 _INSTANCES, _NAME = "instances", "model_name"
+# The header by which TorchServe's handlers know that an explanation is asked for.
+_EXPLAIN = "explain"
 
 
 class _Detail(NamedTuple):
@@ -184,11 +186,6 @@ class Predictions:
             IngotError: the body does not fit the model, or the model cannot answer.
         """
         detail = _detail(head)
-        if detail.explains:
-            raise Unsupported(
-                "explanations are not served: archives hold no code that computes them; compute them in Python, where "
-                "the module is"
-            )
         parts = parts_of(body, detail.media_type)
         name = head.model
         if not name:
@@ -214,9 +211,16 @@ class Predictions:
             return _workflow(self._versions.workflow(name), parts, detail)
         model = self._versions.model(name, version)
         template = Template(model.name, model.version)
+        explains = detail is not None and detail.explains
         if model.platform == PLATFORM:
             headers, query = (detail.headers, detail.query) if detail is not None else ({}, "")
+            headers = {**headers, _EXPLAIN: "True"} if explains else headers
             return _Reading(InferRequest(template, handlers.inputs(parts, headers, query)), model, True, False)
+        if explains:
+            raise Unsupported(
+                f"model '{model.name}' has no code that explains its answers, as handlers in Python may have; compute "
+                "explanations where the module is"
+            )
         if model.generation is not None:
             raise InvalidArgument(f"model '{model.name}' writes text; ask /v1/completions on the server's own port")
         row = row_of(parts)

@@ -285,6 +285,33 @@ class Faults(BaseHandler):
 """
 
 
+PARTS = """
+import torch
+from ts.handler_utils.utils import send_intermediate_predict_response
+from ts.torch_handler.base_handler import BaseHandler
+
+
+class Parts(BaseHandler):
+    def initialize(self, context):
+        self.context = context
+
+    def preprocess(self, data):
+        return [row["body"]["words"] for row in data]
+
+    def inference(self, rows):
+        for index in range(max(map(len, rows)) - 1):
+            parts = [row[index] + " " if index < len(row) - 1 else "" for row in rows]
+            send_intermediate_predict_response(parts, self.context.request_ids, "part", 200, self.context)
+        return rows
+
+    def postprocess(self, rows):
+        return [row[-1] for row in rows]
+
+    def get_insights(self, rows, raw, target):
+        return [{"words": len(row), "raw": raw, "target": target} for row in rows]
+"""
+
+
 @dataclass(frozen=True)
 class Request:
     """What a client sends, and the row that TorchServe makes of it."""
@@ -424,6 +451,11 @@ def cases() -> dict[str, Case]:
                 "model-config.yaml": b"batchSize: 4\nmaxBatchDelay: 200\nminWorkers: 1\nhandler:\n  scale: 10\n",
             },
             (_json({"side": 3}),),
+            {"configFile": "model-config.yaml"},
+        ),
+        "parts": Case(
+            {"parts.py": PARTS.encode(), "model-config.yaml": b"batchSize: 2\n"},
+            (_json({"words": ["last"]}),),
             {"configFile": "model-config.yaml"},
         ),
         "tensor": Case({"tensor.py": TENSOR.encode()}, (_json([1, 2, 3]),)),

@@ -26,7 +26,7 @@ from tests.server.torchserve import handlers
 from tests.server.torchserve.conftest import PORTS, client
 from tests.support import FREE_PORTS, ROOT, RunIngot, refused, succeeded
 
-NAMES = ("words", "classes", "vision", "plain", "function", "entry", "graph", "modules", "tensor", "faults")
+NAMES = ("words", "classes", "vision", "plain", "function", "entry", "graph", "modules", "parts", "tensor", "faults")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +101,26 @@ def test_a_batch_of_several_requests(served: tuple[RunningServer, httpx.Client])
     assert [each["area"] for each in found] == [side * side * 20 for side in range(48)]
     assert {each["batch"] for each in found} <= {1, 2, 3, 4}
     assert max(each["batch"] for each in found) > 1
+
+
+def test_parts_come_before_the_result(served: tuple[RunningServer, httpx.Client]) -> None:
+    _, client = served
+    answer = client.post("/predictions/parts", json={"words": ["one", "two", "three"]})
+    assert (answer.status_code, answer.text) == (200, "one two three")
+
+
+@pytest.mark.parametrize("path", ["/explanations/parts", "/explanations/parts/1.0", "/v1/models/parts:explain"])
+def test_explanations_are_those_of_the_handler(served: tuple[RunningServer, httpx.Client], path: str) -> None:
+    _, client = served
+    sent = {"words": ["one", "two"]}
+    assert client.post(path, json=sent).json() == {"words": 2, "raw": sent, "target": 0}
+    assert client.post("/predictions/parts", json=sent).text == "one two"
+
+
+def test_a_handler_without_explanations_fails_as_in_torchserve(served: tuple[RunningServer, httpx.Client]) -> None:
+    _, client = served
+    answer = client.post("/explanations/modules", json={"side": 3})
+    assert refusal(answer) == (503, "InternalServerException", "Prediction failed")
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_a_model_without_a_batch(torchserve: RunningServer, inference: httpx.Cli
         ("/predictions/affine", b"[1, 2", 400, "BadRequestException", "not JSON"),
         ("/predictions/affine", b'{"z": 1}', 400, "BadRequestException", "'x' is missing"),
         ("/predictions/affine", b'{"x": 1, "z": 1}', 400, "BadRequestException", "'z' is not one of them"),
-        ("/explanations/affine", b"[1, 2, 3]", 405, "MethodNotAllowedException", "explanations are not served"),
+        ("/explanations/affine", b"[1, 2, 3]", 405, "MethodNotAllowedException", "has no code that explains"),
         ("/v1/models/affine:explain", b"[1, 2, 3]", 405, "MethodNotAllowedException", "explanations"),
     ],
 )

@@ -65,7 +65,9 @@ class HandlerModel:
         results = foreign.outcome(lambda: self._entry(rows, self._context))
         if isinstance(results, Exception):
             raise self._failure(results) from results
-        found = answers.bodies(answers.checked(results, len(rows)))
+        results = answers.checked(results, len(rows))
+        parts = [b"".join(answers.bodies(self._context.parts.get(index, []))) for index in range(len(rows))]
+        found = [part + body for part, body in zip(parts, answers.bodies(results), strict=True)]
         return {BODY: found, HEAD: answers.heads(self._context, len(rows))}
 
     def _loaded(self) -> Entry:

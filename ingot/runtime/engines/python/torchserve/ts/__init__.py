@@ -31,9 +31,11 @@ _MODULES = {
     "ts.context": _CONTEXT,
     "ts.handler_utils.text_utils": "text_utils",
     "ts.handler_utils.timer": _UTIL,
+    "ts.handler_utils.utils": "streaming",
     "ts.metrics.dimension": _METRICS,
     "ts.metrics.metric_type_enum": _METRICS,
     "ts.metrics.metrics_store": _METRICS,
+    "ts.protocol.otf_message_handler": "streaming",
     **{f"ts.torch_handler.{name}": name for name in _HANDLERS},
     "ts.utils.util": _UTIL,
 }

@@ -124,6 +124,17 @@ class BaseHandler(abc.ABC):  # noqa: B024 - handlers may ask for its metaclass
         """Answer a batch."""
         began = time.perf_counter()
         self.context = context
-        output = self.postprocess(self.inference(self.preprocess(data)))
+        prepared = self.preprocess(data)
+        explains = self._is_explain()
+        output = self.explain_handle(prepared, data) if explains else self.postprocess(self.inference(prepared))
         context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return output
+
+    def explain_handle(self, data_preprocess: Any, raw_data: Sequence[dict[str, Any]]) -> Any:
+        """Return the explanations of a batch by ``get_insights``, which the handler must have."""
+        row = raw_data[0]
+        target = row.get("target") or 0
+        return self.get_insights(data_preprocess, row.get("data") or row.get("body"), target)  # type: ignore[attr-defined]
+
+    def _is_explain(self) -> bool:
+        return self.context is not None and self.context.get_request_header(0, "explain") == "True"

@@ -29,9 +29,10 @@ class Context:
 
     Attributes:
         metrics: the handler's own metrics.
-        explain: whether the request asks for an explanation; always false.
+        explain: always false; requests for explanations have the header ``explain``.
         request_ids: the id of each request of the batch, by its index.
         replies: the status and headers that the handler has set, by the index of the request.
+        parts: the parts of answers that the handler has sent before its result, by the index of the request.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Context:
         self._requests = requests
         self.request_ids = {index: request.id for index, request in enumerate(requests)}
         self.replies: dict[int, Reply] = {}
+        self.parts: dict[int, list[Any]] = {}
 
     def get_request_id(self, idx: int = 0) -> str | None:
         return self.request_ids.get(idx)

@@ -17,12 +17,33 @@ from ingot.runtime.engines.python.torchserve.ts.context import Context
 from ingot.runtime.engines.python.torchserve.ts.text_utils import get_tokenizer
 
 VOCABULARY = "source_vocab.pt"
+# The word of a vocabulary that stands for all others.
+_OTHERS = "<unk>"
 # What contracted words in lower case stand for, in the order in which they are looked for; from contractions.py of the
 # same source (Apache-2.0).
 _FULL = dict(line.split(": ") for line in Path(__file__).with_name("contractions.txt").read_text("utf-8").splitlines())
 _CONTRACTIONS = re.compile(f"({'|'.join(_FULL)})", re.IGNORECASE)
 _MARKUP = re.compile(r"<.*?>|&([a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class _Numbers(dict[str, int]):
+    """The numbers of words in a dictionary; those that it lacks have the number of ``<unk>``."""
+
+    def __missing__(self, word: str) -> int:
+        return self[_OTHERS]
+
+
+def _numbers(vocabulary: Any, name: str) -> Any:
+    """Return a vocabulary that has a number for each word, as one of torchtext's classes with a default does."""
+    if type(vocabulary) is not dict:
+        return vocabulary
+    if _OTHERS not in vocabulary:
+        raise ValueError(
+            f"{name} is a dictionary without '{_OTHERS}', so that a text with any other word would fail; add its "
+            "number for words that are not in it"
+        )
+    return _Numbers(vocabulary)
 
 
 class TextHandler(BaseHandler, abc.ABC):
@@ -34,12 +55,16 @@ class TextHandler(BaseHandler, abc.ABC):
         self.tokenizer = get_tokenizer("basic_english")
 
     def initialize(self, context: Context) -> None:
-        """Load the model and the vocabulary, which may be a pickle: code of the archive, as the handler itself."""
+        """Load the model and the vocabulary, which may be a pickle: code of the archive, as the handler itself.
+
+        Raises:
+            ValueError: the vocabulary is a dictionary without a number for other words.
+        """
         super().initialize(context)
         import torch
 
         path = self.get_source_vocab_path(context)
-        self.source_vocab = torch.load(path, map_location="cpu", weights_only=False)
+        self.source_vocab = _numbers(torch.load(path, map_location="cpu", weights_only=False), Path(path).name)
 
     def get_source_vocab_path(self, ctx: Context) -> str:
         named = self.manifest["model"].get("sourceVocab", VOCABULARY)
