@@ -46,6 +46,8 @@ PAGES = {
         '"text_output":"',
         '[{"generated_text":"',
         '"param":"logit_bias"',
+        '[{"translation_text":"',
+        '"param":"echo"',
         'ingot_tokens_total{kind="answer",model="writer"',
     ],
     "guides/serve/pipelines.md": ["1 model and 1 pipeline", '"red",', '"ingot_pipeline"', '"part":{"count":1,'],

@@ -14,6 +14,7 @@ from ingot import foreign
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.decoder import declaration, graph, proof
 from ingot.export.decoder.attention import Shape
+from ingot.export.decoder.rows import Answer
 from ingot.export.graphs import onnx as onnx_graphs
 from ingot.export.report import Journal, Progress, page, view
 from ingot.export.source.repositories import load_pretrained
@@ -155,9 +156,7 @@ def _read(folder: Path, journal: Journal, *, allow_code: bool, task: Generating,
     return _Source(model, tokenizer, shapes, generation, files)
 
 
-def _proved(
-    path: Path, generation: Generation, answers: Sequence[proof.Answer]
-) -> tuple[ParityEvidence, TokensEvidence]:
+def _proved(path: Path, generation: Generation, answers: Sequence[Answer]) -> tuple[ParityEvidence, TokensEvidence]:
     """Compare the logits of the graph, and the tokens of the engine that servers use, in which all prompts run at once.
 
     Raises:

@@ -57,21 +57,19 @@ class TokenRules(Record):
 class Encoder(Record):
     """What an encoder-decoder reads once for each answer.
 
-    The graph has the input ``input_ids`` INT64[1, source], or ``input_features`` FP32[1, bands, frames] of a sound, and
-    for each layer N of the decoder the outputs ``cross.N.key`` and ``cross.N.value`` FP32[1, kv_heads, source,
-    head_size]. The decoder's graph has them as further inputs, of all rows and with the dimension ``source_capacity``,
-    and ``sources`` INT32[rows] (the length of each, minus one) and ``source_total`` INT32[1] (the largest length).
+    The graph has the input ``input_ids`` INT64[1, source], and for each layer N of the decoder the outputs
+    ``cross.N.key`` and ``cross.N.value`` FP32[1, kv_heads, source, head_size]. The decoder's graph has them as further
+    inputs, of all rows and with the dimension ``source_capacity``, and ``sources`` INT32[rows] (the length of each,
+    minus one) and ``source_total`` INT32[1] (the largest length).
 
     Attributes:
         blob: the graph, by the hex digest of its blob.
-        max_length: the most positions of ``source``.
-        features: the bands and frames of a sound; None for texts.
+        max_length: the most tokens of ``source``.
         start: the tokens with which the decoder begins; they are not part of an answer.
     """
 
     blob: str = Field("", pattern="^([0-9a-f]{64})?$")
     max_length: int = Field(ge=1, le=1 << 24)
-    features: tuple[int, int] | None = None
     start: tuple[TokenId, ...] = Field(min_length=1, max_length=16)
 
 
@@ -157,10 +155,7 @@ class Generation(Record):
         """The interface of the encoder's graph; None without an encoder."""
         if self.encoder is None:
             return None
-        given = TensorSpec("input_ids", DType.INT64, (1, "source"))
-        if self.encoder.features is not None:
-            given = TensorSpec("input_features", DType.FP32, (1, *self.encoder.features))
-        return Signature((given,), self._parts("cross", 1, "source"))
+        return Signature((TensorSpec("input_ids", DType.INT64, (1, "source")),), self._parts("cross", 1, "source"))
 
     @property
     def signature(self) -> Signature:

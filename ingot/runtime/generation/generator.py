@@ -19,7 +19,7 @@ from ingot.runtime.dispatch.pending import Accepts, Expiry, Submitted
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.engines.decoder.options import DecoderOptions
 from ingot.runtime.engines.decoder.step import CALL, Chosen, Step, grouped
-from ingot.runtime.generation.policy import MOST_READ, Event, Policy, Row
+from ingot.runtime.generation.policy import MOST_READ, Event, Policy
 from ingot.runtime.generation.requests import (
     PROMPT,
     SIGNATURE,
@@ -30,6 +30,7 @@ from ingot.runtime.generation.requests import (
     TokenInputs,
     own_values,
 )
+from ingot.runtime.generation.row import Row
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Outcome, Request, ignore
 from ingot.runtime.settings.settings import Settings

@@ -8,8 +8,9 @@ from ingot.errors import InternalError
 from ingot.model_store import Golden
 from ingot.runtime.engines.decoder.options import DecoderOptions
 from ingot.runtime.engines.decoder.step import Chosen
-from ingot.runtime.generation.policy import Policy, Row
+from ingot.runtime.generation.policy import Policy
 from ingot.runtime.generation.requests import PROMPT, TOKENS, GenerationRequest
+from ingot.runtime.generation.row import Row
 from ingot.runtime.scheduling.limits import Limits
 from ingot.tensors import Array
 

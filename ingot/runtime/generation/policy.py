@@ -18,87 +18,17 @@ import numpy as np
 from ingot.errors import InvalidArgument
 from ingot.report.units import counted
 from ingot.runtime.engines.decoder.options import DecoderOptions
-from ingot.runtime.engines.decoder.step import KNOBS, Choice, Chosen, Chunk, Move, Source, Step
+from ingot.runtime.engines.decoder.step import Chosen, Chunk, Move, Source, Step
 from ingot.runtime.generation.prefixes import Prefixes
 from ingot.runtime.generation.requests import GenerationRequest, Token
-from ingot.runtime.scheduling.entry import Entry, ignore
+from ingot.runtime.generation.row import Row
+from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.limits import Limits
 from ingot.runtime.scheduling.queue import Clients, check_room
 from ingot.tensors import Array
 
 MOST_READ = 1024
 """Most tokens of prompts that a step reads: a request is dropped between steps, so they must not take long."""
-
-
-class Row:
-    """A request that waits, or a row of the cache.
-
-    Attributes:
-        request: the prompt, and how it is continued.
-        prompt: tokens before the answer, INT64[n].
-        source: what an encoder reads, of the request; None without an encoder.
-        most: most tokens of the answer.
-        seed: of its random numbers.
-        read: tokens of the prompt in the cache, without the last one.
-        answer: the tokens so far.
-        over: whether its row is to be freed before the next step.
-        waiting: whether it has no row yet.
-        entry: its place in the queue, and its client.
-    """
-
-    __slots__ = (
-        "answer",
-        "encoded",
-        "entry",
-        "knobs",
-        "most",
-        "over",
-        "prompt",
-        "read",
-        "request",
-        "seed",
-        "source",
-        "waiting",
-    )
-
-    def __init__(self, request: GenerationRequest, prompt: Array, source: Array | None, most: int, seed: int):
-        self.request = request
-        self.prompt, self.source = prompt, source
-        self.encoded = source is None
-        self.most = most
-        self.seed = seed
-        self.knobs = tuple(float(getattr(request.sampling, name)) for name in KNOBS)
-        self.read = 0
-        self.answer: list[int] = []
-        self.over = False
-        self.waiting = True
-        nbytes = prompt.nbytes + (0 if source is None else source.nbytes)
-        self.entry = Entry({}, 1, ignore, 0.0, (), priority=request.priority, nbytes=nbytes, client=request.client)
-
-    @property
-    def entering(self) -> bool:
-        """Whether more than the last token of its prompt is not in the cache."""
-        return self.read < self.prompt.size - 1
-
-    @property
-    def latest(self) -> int:
-        """The last token, which is not in the cache."""
-        return self.answer[-1] if self.answer else int(self.prompt[-1])
-
-    @property
-    def length(self) -> int:
-        """Tokens in the cache."""
-        return self.read + len(self.answer)
-
-    @property
-    def held(self) -> Array:
-        """The tokens in the cache."""
-        return np.concatenate([self.prompt, np.array(self.answer, np.int64)])[: self.length]
-
-    @property
-    def choice(self) -> Choice:
-        drawn = len(self.answer)
-        return Choice(self.knobs, self.seed, drawn, self.prompt.size, self.most - drawn)
 
 
 class Event(NamedTuple):
@@ -164,8 +94,8 @@ class Policy:
             InvalidArgument: the prompt has unknown tokens, or does not fit a slot with the answer.
             Unavailable: the queue is full.
         """
-        prompt, source = request.prompt, request.source
-        if source is None and self._source:
+        prompt, source = request.prompt, None
+        if self._source:
             prompt, source = self._start, prompt
             self._check_source(source)
         most = self._most(request, prompt)
@@ -235,7 +165,7 @@ class Policy:
         self._paused = chunks[0].tokens.size + 1 if alone and len(others) > 1 else 0
         sources = self._sources()
         self.read += sum(chunk.tokens.size for chunk in chunks) + sum(not row.answer for row in extended)
-        self.read += sum(source.values.size for source in sources or () if source.values.ndim == 1)
+        self.read += sum(source.tokens.size for source in sources or ())
         wanted = [row.request.logprobs for row in extended if row.request.logprobs is not None]
         choices, top = [row.choice for row in extended], max(wanted, default=-1)
         if alone:
@@ -294,7 +224,7 @@ class Policy:
             row = self._rows[-1]
             begun[row] = row.read
             row.read = min(row.read + budget, row.prompt.size - 1)
-            cost = row.read - begun[row] + (0 if row.encoded or row.source is None else row.source.shape[-1])
+            cost = row.read - begun[row] + (0 if row.encoded or row.source is None else row.source.size)
             budget -= min(budget, cost)  # an encoder reads its source in one call
             self._clients.charge(row.entry, cost)
         self._sort([row for row, start in begun.items() if not (start or row.entering)])

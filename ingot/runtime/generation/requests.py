@@ -82,8 +82,7 @@ class GenerationRequest:
     """A prompt, and how it is to be continued.
 
     Attributes:
-        prompt: INT64[length], at least one token; of an encoder-decoder without a ``source``, what its encoder reads.
-        source: the features of a sound, FP32[bands, frames], which an encoder reads; the prompt is then the decoder's.
+        prompt: INT64[length], at least one token; of an encoder-decoder, what its encoder reads.
         max_tokens: most tokens of the answer; None is as many as fit behind the prompt.
         sampling: how tokens are chosen.
         stop_ids: tokens that end the answer, and are not part of it.
@@ -94,7 +93,6 @@ class GenerationRequest:
     """
 
     prompt: Array
-    source: Array | None = None
     max_tokens: int | None = None
     sampling: Sampling = GREEDY
     stop_ids: frozenset[int] = frozenset()

@@ -12,7 +12,7 @@ from ingot.errors import ParityError, Unsupported
 from ingot.export.decoder import proof
 from ingot.export.decoder.attention import Slots
 from ingot.export.decoder.pipeline import export_decoder
-from ingot.export.decoder.proof import Answer
+from ingot.export.decoder.rows import Answer
 from ingot.model_store import Archive
 from tests.export.decoder import tiny
 from tests.support import RunIngot

@@ -9,10 +9,12 @@ import pytest
 
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.model_store import Generation
+from ingot.model_store.format.generation import Encoder
 from ingot.runtime.engines.decoder.options import options_of
 from ingot.runtime.engines.decoder.step import Chosen, Step, grouped
-from ingot.runtime.generation.policy import MOST_READ, Policy, Row
+from ingot.runtime.generation.policy import MOST_READ, Policy
 from ingot.runtime.generation.requests import GenerationRequest
+from ingot.runtime.generation.row import Row
 from ingot.runtime.scheduling.limits import Limits
 from ingot.runtime.settings.settings import Settings
 
@@ -36,6 +38,7 @@ class Lists:
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = [[] for _ in range(SLOTS)]
+        self.sources: list[list[int]] = [[] for _ in range(SLOTS)]
         self.steps = self.calls = self.chunks = self.padding = 0
 
     def run(self, step: Step) -> Chosen:
@@ -43,6 +46,9 @@ class Lists:
         for source, target, length in step.moves:
             assert len(self.rows[source]) >= length
             self.rows[target] = self.rows[source][:length]
+            self.sources[target] = self.sources[source]
+        for new in step.sources or ():
+            self.sources[new.row] = new.tokens.tolist()
         tokens = []
         for group in grouped(step.chunks):
             width = max(len(chunk.tokens) for chunk in group)
@@ -59,7 +65,7 @@ class Lists:
             assert len(self.rows[row]) >= length
             del self.rows[row][length:]
             self.rows[row].append(int(token))
-            tokens.append(following(self.rows[row]))
+            tokens.append(following(self.sources[row] + self.rows[row]))
         if not len(step.tokens) and step.choices:
             (chunk,) = step.chunks
             tokens.append(following(self.rows[chunk.row]))
@@ -78,11 +84,9 @@ def request(prompt: list[int], most: int | None = None, **more: object) -> Gener
     return GenerationRequest(prompt=np.array(prompt), max_tokens=most, stop_ids=stop, **more)  # type: ignore[arg-type]
 
 
-def policy(slots: int = SLOTS, queue: int = 1000) -> Policy:
-    made = options_of(
-        Generation(layers=1, kv_heads=1, head_size=8, max_length=CONTEXT, vocab=VOCAB), Settings(slots=slots)
-    )
-    return Policy(made, Limits(max_queue=queue))
+def policy(slots: int = SLOTS, queue: int = 1000, encoder: Encoder | None = None) -> Policy:
+    declared = Generation(layers=1, kv_heads=1, head_size=8, max_length=CONTEXT, vocab=VOCAB, encoder=encoder)
+    return Policy(options_of(declared, Settings(slots=slots)), Limits(max_queue=queue))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -225,3 +229,40 @@ def test_requests_that_cannot_be_answered_are_refused() -> None:
     served.offer(request([1]), 0)
     with pytest.raises(Unavailable, match="the queue is full"):
         served.offer(request([1]), 0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_each_row_keeps_its_source(seed: int) -> None:
+    start, drawn, engine = 7, random.Random(seed), Lists()
+    served = policy(encoder=Encoder(max_length=40, start=(start,)))
+    served.share = drawn.choice((16, MOST_READ))
+    found: dict[Row, list[int]] = {}
+    dropped: set[Row] = set()
+    left = 100
+    while left or len(served.rows) or served.waiting:
+        while left and drawn.random() < 0.6:
+            left -= 1
+            source = [drawn.randrange(VOCAB) for _ in range(drawn.choice((1, 20, 40)))]
+            found[served.offer(request(source, drawn.choice((1, 20)), client=drawn.randrange(2)), 0)] = []
+        step = served.plan()
+        if step is None:
+            continue
+        for event in served.finish(engine.run(step)):
+            found[event.row] += [] if event.token is None else [event.token.id]
+        if drawn.random() < 0.1 and (running := [row for row in found if not row.over]):
+            dropped.add(gone := drawn.choice(running))
+            served.cancel(gone)
+    for row, tokens in found.items():
+        if row not in dropped:
+            assert tokens == answer([*row.request.prompt.tolist(), start], row.most)
+
+
+def test_a_source_that_does_not_fit_is_refused() -> None:
+    served = policy(encoder=Encoder(max_length=40, start=(7,)))
+    with pytest.raises(InvalidArgument, match="the text has 41 tokens; the encoder reads 40"):
+        served.offer(request([1] * 41, 1), 0)
+    with pytest.raises(InvalidArgument, match="the prompt has the token 50"):
+        served.offer(request([VOCAB], 1), 0)
+    served.offer(request([1] * 40, CONTEXT - 1), 0)
+    with pytest.raises(InvalidArgument, match="'max_tokens' 64 more; together they may have 64"):
+        served.offer(request([1], CONTEXT), 0)

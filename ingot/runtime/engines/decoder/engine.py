@@ -155,8 +155,8 @@ class DecoderEngine(BaseEngine):
         rows, chunks = len(inputs["tokens"]), chunks_of(inputs)
         began = time.perf_counter()
         if self._sources is not None:
-            for source in sources_of(inputs, self._options["features"]):
-                self._sources.encode(source.row, source.values, self._encode)
+            for source in sources_of(inputs):
+                self._sources.encode(source.row, source.tokens, self._encode)
         # Of an encoder-decoder, several tokens attend to one source in a call.
         for group in grouped(chunks) if self._sources is None else [[chunk] for chunk in chunks]:
             self._read(group)

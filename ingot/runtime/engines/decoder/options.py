@@ -24,8 +24,7 @@ class DecoderOptions(TypedDict):
         nbytes: of the cache.
         rules: :class:`~ingot.model_store.format.generation.TokenRules`, with ``eos``.
         encoder: the file of the encoder's graph, next to the decoder's; empty without one.
-        source: positions of each row that the encoder has made, which the decoder attends to.
-        features: bands and frames of a sound; empty if the encoder reads tokens.
+        source: tokens of each row that the encoder reads.
         start: the tokens before each answer of an encoder-decoder.
     """
 
@@ -39,7 +38,6 @@ class DecoderOptions(TypedDict):
     rules: dict[str, Any]
     encoder: str
     source: int
-    features: list[int]
     start: list[int]
 
 
@@ -65,9 +63,8 @@ def options_of(generation: Generation, settings: Settings) -> DecoderOptions:
     if settings.states or settings.repeat.inputs:
         raise Unsupported("--states and --repeat are for other models: a decoder keeps its own cache; leave them out")
     tokens = min(most, _MOST_CONTEXT) if context is None else context
-    encoder, source = generation.encoder, 0
-    if encoder is not None:
-        source = encoder.max_length if encoder.features else min(encoder.max_length, context or _MOST_CONTEXT)
+    encoder = generation.encoder
+    source = 0 if encoder is None else min(encoder.max_length, context or _MOST_CONTEXT)
     return DecoderOptions(
         slots=slots,
         context=tokens,
@@ -79,6 +76,5 @@ def options_of(generation: Generation, settings: Settings) -> DecoderOptions:
         rules={**generation.rules.model_dump(mode="json"), "eos": [*generation.eos]},
         encoder="" if encoder is None else encoder.blob,
         source=source,
-        features=[] if encoder is None or encoder.features is None else [*encoder.features],
         start=[] if encoder is None else [*encoder.start],
     )

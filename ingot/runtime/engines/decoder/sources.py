@@ -28,11 +28,10 @@ class Sources:
         self._values = {name: np.zeros(shape, np.float32) for name in names}
         self._lengths = np.zeros(options["slots"], np.int32)  # minus one
         self._total = np.zeros(1, np.int32)
-        self._given = session.get_inputs()[0].name
 
-    def encode(self, row: int, values: Array, run: Callable[[Any, Mapping[str, Array]], list[Array]]) -> None:
+    def encode(self, row: int, tokens: Array, run: Callable[[Any, Mapping[str, Array]], list[Array]]) -> None:
         """Read a source into a row; ``run`` calls the session."""
-        found = run(self.session, {self._given: values[None]})
+        found = run(self.session, {"input_ids": tokens[None]})
         for buffer, made in zip(self._values.values(), found, strict=True):
             buffer[row, :, : made.shape[2]] = made[0]
         self._lengths[row] = found[0].shape[2] - 1

@@ -41,10 +41,10 @@ class Chunk(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What an encoder reads for a row: tokens INT64[n], or the features of a sound FP32[bands, frames]."""
+    """What an encoder reads for a row: tokens INT64[n]."""
 
     row: int
-    values: Array
+    tokens: Array
 
 
 class Choice(NamedTuple):
@@ -120,23 +120,16 @@ class Chosen(NamedTuple):
 
 
 def _encoded(sources: Sequence[Source]) -> dict[str, Array]:
-    sizes = [(source.row, source.values.size) for source in sources]
-    ids, sounds = (
-        np.concatenate(
-            [np.zeros(0, kind), *(source.values.ravel() for source in sources if source.values.dtype == kind)]
-        )
-        for kind in (np.int64, np.float32)
-    )
-    return {"sources": np.array(sizes, np.int64).reshape(-1, 2), "source_ids": ids, "source_features": sounds}
+    sizes = [(source.row, source.tokens.size) for source in sources]
+    tokens = np.concatenate([np.zeros(0, np.int64), *(source.tokens for source in sources)])
+    return {"sources": np.array(sizes, np.int64).reshape(-1, 2), "source_ids": tokens}
 
 
-def sources_of(inputs: Mapping[str, Array], features: Sequence[int]) -> list[Source]:
-    """Return the sources in a step's inputs; ``features`` are the bands and frames of sounds, empty for texts."""
+def sources_of(inputs: Mapping[str, Array]) -> list[Source]:
+    """Return the sources in a step's inputs."""
     found, begun = [], 0
-    values = inputs["source_features" if features else "source_ids"]
     for row, size in inputs["sources"].tolist():
-        part = values[begun : begun + size]
-        found.append(Source(row, part.reshape(features) if features else part))
+        found.append(Source(row, inputs["source_ids"][begun : begun + size]))
         begun += size
     return found
 
@@ -196,10 +189,9 @@ SIGNATURE = Signature(_INPUTS, _OUTPUTS, None, ranges={name: Range(0) for name i
 _SOURCES = (
     _spec("sources", DType.INT64, "encoded", 2),
     _spec("source_ids", DType.INT64, "ids"),
-    _spec("source_features", DType.FP32, "features"),
 )
 ENCODING_SIGNATURE = Signature(
-    (*_INPUTS, *_SOURCES), _OUTPUTS, None, ranges={name: Range(0) for name in (*_SIZES, "encoded", "ids", "features")}
+    (*_INPUTS, *_SOURCES), _OUTPUTS, None, ranges={name: Range(0) for name in (*_SIZES, "encoded", "ids")}
 )
 """Those of an encoder-decoder's engine."""
 
