@@ -94,12 +94,12 @@ def prove(requests: Sequence[Recorded], permit: str | None, declared: Archive, o
     Raises:
         ParityError: an answer differs, or no request has an answer to compare.
     """
-    import ingot
     from ingot.model_store.format.evidence import StepsEvidence
+    from ingot.server.main import serve
 
     ports: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "torchserve_ports": "0,0,0,0,0", "permit": permit}
     errors = []
-    with ingot.serve(declared, original, allow_code=True, torchserve=True, **ports) as server:
+    with serve(declared, original, allow_code=True, torchserve=True, **ports) as server:
         names = [*server.models]
         place = urllib.parse.urlsplit(server.torchserve_urls["inference"]).netloc
         for request in requests:
