@@ -477,9 +477,9 @@ def _too_slow(left: float, taken: float) -> DeadlineExceeded:
 
 
 def _written(seconds: float) -> str:
-    return _written_once(round(max(0.0, seconds), 6))
+    return _written_once(int(max(0.0, seconds) * 1e6 + 0.5))  # round() costs half of a message
 
 
 @functools.lru_cache(256)  # many refusals have the same times
-def _written_once(seconds: float) -> str:
-    return units.written(float(f"{seconds:.3g}"))
+def _written_once(microseconds: int) -> str:
+    return units.written(float(f"{microseconds / 1e6:.3g}"))
