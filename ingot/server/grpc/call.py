@@ -51,7 +51,6 @@ class Call(Stream):
     method: Method | None = None
     messages: Messages | None = None
     working: deque[int] | None = None
-    ticket: Cancellable | None = None
     share: Share | None = None  # of its client, while limits count the call
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -62,6 +61,7 @@ class Call(Stream):
     def __init__(self, stream_id: int, head: Head):
         super().__init__(stream_id, head.length)
         self.head = head
+        self.ticket: Cancellable | None = None  # compiled, a default that may be a protocol's is left unset
         if head.timeout is not None:
             self.deadline = time.perf_counter() + head.timeout
 
