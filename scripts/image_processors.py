@@ -145,7 +145,9 @@ def reference(processor: Any, content: bytes) -> Array:
     if not processor.do_convert_rgb:
         picture = Image.fromarray(convert_to_rgb(picture, return_numpy=True))
     found = processor(picture, return_tensors="np")
-    values: Array = np.asarray(next(iter(found.values())) if hasattr(found, "keys") else found)
+    if hasattr(found, "keys"):
+        found = found.get("pixel_values", next(iter(found.values())))  # YOLOS's processor may return its mask first
+    values: Array = np.asarray(found)
     return values[0]
 
 
