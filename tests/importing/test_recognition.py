@@ -206,6 +206,7 @@ def test_a_class_of_torchserve_keeps_what_a_handler_does_not_change() -> None:
             "no names with scor",
         ),
         ("return torch.cat(", "while True: pass\n        return torch.cat(", "line 38: while True: pass"),
+        ("    def postprocess", "    @doubled\n    def postprocess", r"line 40: doubled \(a decorator\)"),
         ("class Pets", "class", "cannot be read as Python"),
     ],
 )
@@ -297,6 +298,33 @@ def test_another_answer_is_a_refusal_that_names_the_request(tmp_path: Path, run_
     found = refused(run_ingot("import", path, "--allow-code", "--without-code", "--prove", requests, "-o", out))
     assert re.search(r"line 2 of r.jsonl: the handler answers \{.*\}, and the steps answer \{", " ".join(found.split()))
     assert not out.exists()
+
+
+@pytest.mark.matrix
+def test_numbers_that_are_not_finite_are_not_equal_to_others(tmp_path: Path, run_ingot: RunIngot) -> None:
+    """A package of the archive whose map_class_to_label spoils all answers but the first one."""
+    pytest.importorskip("PIL")
+    spoiling = """
+from ts.utils import util
+
+calls = 0
+
+
+def map_class_to_label(*given):
+    global calls
+    calls += 1
+    found = util.map_class_to_label(*given)
+    return found if calls == 1 else [{name: float("nan") for name in each} for each in found]
+"""
+    files = {"torchvision/transforms.py": TRANSFORMS.encode(), "torchvision/__init__.py": b"", "net.pt": script(net())}
+    files |= {"pets.py": PICTURES.replace("ts.utils.util", "spoiling").encode(), "spoiling.py": spoiling.encode()}
+    files["index_to_name.json"] = json.dumps(NAMES).encode()
+    path = mar(tmp_path / "pets.mar", files, modelName="pets", serializedFile="net.pt", handler="pets.py")
+    pictures = [base64.b64encode(each).decode() for each in drawn(2, least=24, modes=("RGB",))]
+    requests = written(tmp_path / "r.jsonl", [{"data": {"base64": picture}} for picture in pictures])
+    out = tmp_path / "pets.ingot"
+    found = refused(run_ingot("import", path, "--allow-code", "--without-code", "--prove", requests, "-o", out))
+    assert "line 2 of r.jsonl: the handler answers" in " ".join(found.split())
 
 
 @pytest.mark.matrix

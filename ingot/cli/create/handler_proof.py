@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import math
 import urllib.parse
 import uuid
 from collections.abc import Iterator, Sequence
@@ -134,9 +135,9 @@ def _difference(ours: Any, theirs: Any) -> float:
         return max((_difference(ours[key], theirs[key]) for key in ours), default=0.0)
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         return max(map(_difference, ours, theirs), default=0.0)
-    if isinstance(ours, float) and isinstance(theirs, float):
-        return abs(ours - theirs)
-    return 0.0 if ours == theirs and type(ours) is type(theirs) else float("inf")
+    if isinstance(ours, float) and isinstance(theirs, float) and math.isfinite(difference := abs(ours - theirs)):
+        return difference
+    return 0.0 if ours == theirs and type(ours) is type(theirs) else math.inf  # NaN, too: a comparison would hide it
 
 
 def _answered(place: str, name: str, parts: Sequence[Part]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from ingot.errors import InvalidArgument
 from ingot.importing.recognition import calls
 from ingot.importing.recognition.form import NOTHING, UNKNOWN, Form, Stage, Value, furthest
-from ingot.importing.recognition.syntax import CLASSIFIER, SKIPPED, VISION, Scope, base_of, functions_of, shown
+from ingot.importing.recognition.syntax import CLASSIFIER, PASSING, SKIPPED, VISION, Scope, base_of, functions_of, shown
 from ingot.runtime.engines.python.torchserve.ts.transforms import RESIZED, SIZE
 from ingot.steps.images.presets import classifier
 
@@ -117,6 +117,9 @@ class _Reader:
     def _inside(self, function: ast.FunctionDef, given: Sequence[Value]) -> Value:
         if self._depth >= _DEEPEST:
             return UNKNOWN
+        for each in function.decorator_list:
+            if ast.unparse(each).removesuffix("()").rpartition(".")[2] not in PASSING:
+                self._reported(each, UNKNOWN, "a decorator")
         named = [each.arg for each in function.args.args]
         scope = Scope(dict(zip(named, given, strict=False)))
         self._depth += 1

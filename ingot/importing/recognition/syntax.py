@@ -16,6 +16,8 @@ SKIPPED = (
     | ast.FunctionDef | ast.ClassDef | ast.Global
 )  # fmt: skip
 """Statements without an effect on values that are followed."""
+PASSING = ("staticmethod", "no_grad", "inference_mode")
+"""Decorators that leave a function's result as it is."""
 
 
 @dataclass
