@@ -78,7 +78,8 @@ def import_model(
         Unsupported: a package is missing.
     """
     path = Path(source).expanduser()
-    with candidates(path, Consent(allow_code, without_handler, bool(inputs) or example_inputs is not None)) as found:
+    described = bool(inputs) or example_inputs is not None
+    with candidates(path, Consent(allow_code, without_handler, described=described)) as found:
         if any(item.lines for item in found):
             raise InvalidArgument(f"{path} holds a pipeline, whose lines for ingot.toml ingot import prints")
         if len(found) > 1:

@@ -51,6 +51,7 @@ class Consent:
 
     allow_code: bool = False
     without_handler: bool = False
+    _: KW_ONLY
     without_code: bool = False
     described: bool = False
     permissions: tuple[str, ...] = ()

@@ -284,6 +284,12 @@ def test_pictures_are_proved_on_recorded_requests(tmp_path: Path, run_ingot: Run
 
 
 @pytest.mark.matrix
+def test_described_inputs_do_not_drop_a_handler(tmp_path: Path) -> None:
+    archive = ingot.import_model(pets(tmp_path), inputs="pixels:float32[batch,3,64,48]", allow_code=True)
+    assert archive.variant().serving.format == "python"
+
+
+@pytest.mark.matrix
 def test_another_answer_is_a_refusal_that_names_the_request(tmp_path: Path, run_ingot: RunIngot) -> None:
     """A package of the archive that has torchvision's name and divides by another number."""
     pytest.importorskip("PIL")

@@ -157,7 +157,7 @@ def import_model(
     consent = Consent(
         permission.allow_code,
         permission.without_handler,
-        permission.without_code,
+        without_code=permission.without_code,
         described=bool(interface.inputs or interface.example),
         permissions=permissions.parsed(permission.permit),
     )
