@@ -390,8 +390,8 @@ class Metrics:
         self.between_tokens = seconds("ingot_between_tokens_seconds", "From one token of an answer to the next", _MODEL)
         self.decoding_seconds = seconds(
             "ingot_decoding_seconds",
-            "The stages of a decoder's step: `read` (parts of prompts), `extend` (a token for each answer that has "
-            "begun) and `choose` (the tokens, by their probabilities)",
+            "The stages of a decoder's step: `read` (parts of prompts, and what an encoder reads), `extend` (a token "
+            "for each answer that has begun) and `choose` (the tokens, by their probabilities)",
             (*_MODEL, "stage"),
         )
         self.slots_in_use = gauge(

@@ -179,9 +179,11 @@ class Generator:
         self._read.inc(policy.read)
         self._reused.inc(policy.reused)
         policy.read = policy.reused = 0
-        if step.chunks:
+        sources = step.sources or ()
+        if step.chunks or sources:
             self._reading.observe(reading)
-            self._learn(sum(chunk.tokens.size for chunk in step.chunks), len(grouped(step.chunks)), reading)
+            sizes = [text.tokens.size for texts in (step.chunks, sources) for text in texts]
+            self._learn(sum(sizes), len(grouped(step.chunks)) + len(sources), reading)
         if step.tokens.size:
             self._extending.observe(extending)
         if step.choices:

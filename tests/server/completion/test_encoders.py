@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,19 @@ def test_each_api_has_the_answer_in_its_form(
         assert http.get("/v2/models/t5").json()["properties"]["task"] == "translation"
     shown = run_ingot("infer", server.http_url, "t5", "--input", "text=the film", "--parameter", "max_tokens=11")
     assert shown.stdout.rstrip("\n") == expected.rstrip("\n"), shown.stderr
+
+
+def test_the_time_of_an_encoder_is_that_of_reading(server: RunningServer) -> None:
+    def read() -> float:
+        lines = httpx.get(f"{server.http_url}/metrics", trust_env=False).text.splitlines()
+        [line] = [line for line in lines if name.match(line)]
+        return float(line.rpartition(" ")[2])
+
+    name = re.compile(r'ingot_decoding_seconds_count\{model="t5",.*stage="read"')
+    before = read()
+    body = {"model": "t5", "prompt": "the film", "max_tokens": 3}
+    assert httpx.post(f"{server.http_url}/v1/completions", json=body, trust_env=False).status_code == 200
+    assert read() == before + 1
 
 
 @pytest.mark.parametrize(
