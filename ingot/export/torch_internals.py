@@ -532,6 +532,18 @@ def attention_name(model: Any) -> str:
     return str(model.config._attn_implementation)
 
 
+# https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/t5/modeling_t5.py
+def distance_buckets(attention: Any, distances: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a decoder's ``relative_attention_bias`` for distances to keys, INT64 of any shape."""
+    buckets: torch.Tensor = attention._relative_position_bucket(
+        distances,
+        bidirectional=False,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    return buckets
+
+
 # AOTInductor: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/__init__.py
 
 

@@ -471,3 +471,13 @@ def test_the_attention_function_of_a_model_is_named() -> None:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes))
     model.set_attn_implementation("eager")
     assert internals.attention_name(model) == "eager"
+
+
+def test_distances_to_keys_have_buckets() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes: dict[str, Any] = {"d_model": 8, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 8}
+    model: Any = T5ForConditionalGeneration(T5Config(**sizes))
+    attention = model.get_decoder().block[0].layer[0].SelfAttention
+    found = internals.distance_buckets(attention, torch.tensor([5, 0, -1, -15, -1000]))
+    assert found.tolist() == [0, 0, 1, 15, 31]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ingot.errors import Unsupported
+from ingot.export import torch_internals
 from ingot.export.decoder.attention import Slots, Source, slots
 
 
@@ -139,12 +140,7 @@ def _bias(part: Any, positions: Tensor, total: Tensor) -> Callable[..., Tensor]:
     def compute(*args: object, **kwargs: object) -> Tensor:
         count = total.max().item()
         keys = torch.arange(count)
-        buckets = part._relative_position_bucket(
-            keys - positions[:, :, None],
-            bidirectional=False,
-            num_buckets=part.relative_attention_num_buckets,
-            max_distance=part.relative_attention_max_distance,
-        )
+        buckets = torch_internals.distance_buckets(part, keys - positions[:, :, None])
         found: Tensor = part.relative_attention_bias(buckets).permute(0, 3, 1, 2)
         return found
 
