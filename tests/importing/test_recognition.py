@@ -180,6 +180,13 @@ def test_a_handler_of_pictures_is_recognized() -> None:
     assert "map_class_to_label(scores.tolist(), self.mapping, classes.tolist())" in lines
 
 
+def test_an_answer_to_other_requests_is_named() -> None:
+    own = "        if outputs.max() < 0:\n            return ['dark']\n        scores, classes"
+    form, lines = read(PICTURES.replace("        scores, classes", own))
+    assert (form.function, form.best) == ("softmax", 2)
+    assert "h.py, line 42: left out: return ['dark']" in lines
+
+
 def test_a_handler_of_texts_is_recognized() -> None:
     form, _ = read(TEXTS)
     assert (form.tokens, form.inputs) == ({"lower": True, "max_length": 8}, ("input_ids", "attention_mask"))

@@ -125,7 +125,11 @@ class _Reader:
         self._depth += 1
         self._run(function.body, scope)
         self._depth -= 1
-        return scope.returned
+        result = scope.returned
+        if result.stage > Stage.RAW:  # an answer before it is for other requests
+            others = [node for node, value in scope.returns if (value.stage, value.form) != (result.stage, result.form)]
+            self.left |= {node.lineno: shown(node) for node in others if shown(node) not in ("return", "return None")}
+        return result
 
     def _run(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         for each in body:
@@ -143,6 +147,7 @@ class _Reader:
             case ast.Return(value=value):
                 found = self._value(value, scope) if value is not None else UNKNOWN
                 scope.returned = furthest([scope.returned, found])
+                scope.returns.append((node, found))
             case ast.Expr(value=value):
                 self._value(value, scope)
             case ast.For(target=target, iter=iterated, body=body):

@@ -22,10 +22,11 @@ PASSING = ("staticmethod", "no_grad", "inference_mode")
 
 @dataclass
 class Scope:
-    """The variables of a function, and the value that it returns."""
+    """The variables of a function, its returns, and the value of them that comes furthest."""
 
     values: dict[str, Value] = field(default_factory=dict)
     returned: Value = UNKNOWN
+    returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
 
 
 def functions_of(body: Sequence[ast.stmt]) -> dict[str, ast.FunctionDef]:
