@@ -17,7 +17,7 @@ from ingot.protocol import json_large
 from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.protocol.requests import Cancellable, InferRequest, InferResponse, Template, memory_of
 from ingot.runtime import Model
-from ingot.runtime.engines.python.torchserve.rows import BODY, PLATFORM, Part
+from ingot.runtime.engines.python.torchserve.rows import BODY, EXPLAIN, EXPLAINS, PLATFORM, Part
 from ingot.server.http import exchange, parser, responses
 from ingot.server.http.bodies import ThreadedBody
 from ingot.server.http.exchange import Done, Service
@@ -43,8 +43,6 @@ _METHODS = (b"POST", b"PUT")  # curl -T sends PUT
 # Most values of an answer that the event loop encodes; Python writes a million values per second as indented JSON.
 _AT_ONCE = 256
 _INSTANCES, _NAME = "instances", "model_name"
-# The header by which TorchServe's handlers know that an explanation is asked for.
-_EXPLAIN = "explain"
 
 
 class _Detail(NamedTuple):
@@ -214,7 +212,7 @@ class Predictions:
         explains = detail is not None and detail.explains
         if model.platform == PLATFORM:
             headers, query = (detail.headers, detail.query) if detail is not None else ({}, "")
-            headers = {**headers, _EXPLAIN: "True"} if explains else headers
+            headers = {**headers, EXPLAIN: EXPLAINS} if explains else headers
             return _Reading(InferRequest(template, handlers.inputs(parts, headers, query)), model, True, False)
         if explains:
             raise Unsupported(

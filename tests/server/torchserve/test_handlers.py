@@ -109,12 +109,22 @@ def test_parts_come_before_the_result(served: tuple[RunningServer, httpx.Client]
     assert (answer.status_code, answer.text) == (200, "one two three")
 
 
-@pytest.mark.parametrize("path", ["/explanations/parts", "/explanations/parts/1.0", "/v1/models/parts:explain"])
+@pytest.mark.parametrize("path", ["/explanations/parts", "/explanations/parts/1", "/v1/models/parts:explain"])
 def test_explanations_are_those_of_the_handler(served: tuple[RunningServer, httpx.Client], path: str) -> None:
     _, client = served
     sent = {"words": ["one", "two"]}
     assert client.post(path, json=sent).json() == {"words": 2, "raw": sent, "target": 0}
     assert client.post("/predictions/parts", json=sent).text == "one two"
+
+
+def test_explanations_are_not_those_of_other_requests_of_a_batch(served: tuple[RunningServer, httpx.Client]) -> None:
+    _, client = served
+    sent = {"words": ["one", "two"]}
+    paths = ["/explanations/parts", "/predictions/parts"] * 20
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda path: client.post(path, json=sent).text, paths)]
+    explained = json.dumps({"words": 2, "raw": sent, "target": 0}, indent=2)
+    assert found == [explained, "one two"] * 20
 
 
 def test_a_handler_without_explanations_fails_as_in_torchserve(served: tuple[RunningServer, httpx.Client]) -> None:

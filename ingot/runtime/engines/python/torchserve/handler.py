@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,15 @@ from ingot import foreign
 from ingot.errors import HandlerFailed, InvalidArgument
 from ingot.runtime.engines.python import files
 from ingot.runtime.engines.python.torchserve import answers, ts
-from ingot.runtime.engines.python.torchserve.rows import BODY, HEAD, REQUEST, unpacked
+from ingot.runtime.engines.python.torchserve.rows import (
+    BODY,
+    EXPLAIN,
+    EXPLAINS,
+    HEAD,
+    REQUEST,
+    HandlerRequest,
+    unpacked,
+)
 from ingot.runtime.engines.python.torchserve.ts.context import Context
 from ingot.runtime.engines.python.torchserve.ts.util import PredictionException, list_classes_from_module
 
@@ -60,6 +68,14 @@ class HandlerModel:
             HandlerFailed: the handler failed.
         """
         requests = [unpacked(value, raw=self._raw) for value in batch[REQUEST]]
+        answered: dict[int, tuple[bytes, bytes]] = {}
+        for places in _calls(requests):
+            answered.update(zip(places, self._answers([requests[place] for place in places]), strict=True))
+        bodies, heads = zip(*(answered[place] for place in range(len(requests))), strict=True)
+        return {BODY: [*bodies], HEAD: [*heads]}
+
+    def _answers(self, requests: Sequence[HandlerRequest]) -> Iterable[tuple[bytes, bytes]]:
+        """Return the body and the head of each answer of one call of the handler."""
         self._context.begin(requests)
         rows = [request.row for request in requests]
         results = foreign.outcome(lambda: self._entry(rows, self._context))
@@ -68,7 +84,7 @@ class HandlerModel:
         results = answers.checked(results, len(rows))
         parts = [b"".join(answers.bodies(self._context.parts.get(index, []))) for index in range(len(rows))]
         found = [part + body for part, body in zip(parts, answers.bodies(results), strict=True)]
-        return {BODY: found, HEAD: answers.heads(self._context, len(rows))}
+        return zip(found, answers.heads(self._context, len(rows)), strict=True)
 
     def _loaded(self) -> Entry:
         """Return the function that answers: the module's, or the method of its only class."""
@@ -97,6 +113,13 @@ class HandlerModel:
         if isinstance(error, MemoryError) or "CUDA" in str(error):
             return HandlerFailed("Out of resources", 507)
         return HandlerFailed("Prediction failed")
+
+
+def _calls(requests: Sequence[HandlerRequest]) -> list[list[int]]:
+    """Return the places of the requests of each call: handlers read from the first one whether and what to explain."""
+    explained = [[place] for place, request in enumerate(requests) if request.headers.get(EXPLAIN) == EXPLAINS]
+    others = [place for place in range(len(requests)) if [place] not in explained]
+    return [others, *explained] if others else explained
 
 
 def batch_size(config: Mapping[str, Any]) -> int:

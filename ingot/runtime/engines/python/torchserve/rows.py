@@ -20,6 +20,9 @@ PLATFORM = "python_torchserve"
 REQUEST, BODY, HEAD = "data", "body", "head"
 """Their input, and their outputs: the body of an answer, and its status and headers as JSON, empty for a plain 200."""
 
+EXPLAIN, EXPLAINS = "explain", "True"
+"""The header by which handlers know that an explanation is asked for, and its value."""
+
 _MAGIC = b"\x00torchserve\x00"
 _LENGTH = struct.Struct("<I")
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ingot.runtime.engines.python.torchserve.rows import EXPLAIN, EXPLAINS
 from ingot.runtime.engines.python.torchserve.ts.context import Context
 from ingot.runtime.engines.python.torchserve.ts.util import list_classes_from_module, load_label_mapping
 
@@ -137,4 +138,4 @@ class BaseHandler(abc.ABC):  # noqa: B024 - handlers may ask for its metaclass
         return self.get_insights(data_preprocess, row.get("data") or row.get("body"), target)  # type: ignore[attr-defined]
 
     def _is_explain(self) -> bool:
-        return self.context is not None and self.context.get_request_header(0, "explain") == "True"
+        return self.context is not None and self.context.get_request_header(0, EXPLAIN) == EXPLAINS
