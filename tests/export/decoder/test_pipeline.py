@@ -113,10 +113,10 @@ def test_a_graph_with_another_attention_is_refused(wrong: str, tmp_path: Path, m
     tiny.save(tmp_path / "net", "gemma2", tokenizer=False, **FAMILIES["gemma2"])
     right = Slots.attend
 
-    def attend(self: Slots, q: Any, k: Any, v: Any, scale: float, softcap: float, window: int) -> Any:
+    def attend(self: Slots, q: Any, k: Any, v: Any, scale: float, softcap: float, window: int, *bias: Any) -> Any:
         scale *= 1.01 if wrong == "scale" else 1
         softcap *= 1.1 if wrong == "softcap" else 1
-        return right(self, q, k, v, scale, softcap, window + 1 if window and wrong == "window" else window)
+        return right(self, q, k, v, scale, softcap, window + 1 if window and wrong == "window" else window, *bias)
 
     monkeypatch.setattr(Slots, "attend", attend)
     with pytest.raises(ParityError, match="the logits depart from the original's by"):
