@@ -29,7 +29,7 @@ OPERATOR = "GroupQueryAttention"
 HEAD_STEP = 8
 """The op's kernel needs heads of a multiple of this size."""
 # Arguments of attention functions that change the result, and that the op does not have.
-_UNKNOWN = {"s_aux": "attention sinks", "cu_seq_lens_q": "packed sequences"}
+_UNSUPPORTED = {"s_aux": "attention sinks", "cu_seq_lens_q": "packed sequences"}
 _OTHER = "its attention is not called through transformers' attention interface"
 
 
@@ -181,7 +181,7 @@ def _attend(
     """The attention function, with the arguments of transformers' own."""
     if attention_mask is not None:
         raise Unsupported("it computes its own masks")
-    for name, what in _UNKNOWN.items():
+    for name, what in _UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise Unsupported(f"it has {what} ({name})")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -1,6 +1,6 @@
-"""The two graphs of an encoder-decoder: what its decoder reads once for each answer, and the decoder over slots.
+"""The two graphs of an encoder-decoder: the encoder, which runs once for each answer, and the decoder.
 
-The decoder's layers attend to the encoder's output by keys and values that the encoder's graph has made of it.
+The encoder's graph returns its output as the keys and values to which each layer of the decoder attends.
 Positions are an input of the graph: the module that embeds them, or the bias by relative position, is replaced.
 """
 
@@ -118,18 +118,18 @@ def _pair(opened: Slots, layers: int) -> Any:
 def _positioned(decoder: Any, positions: Tensor, opened: Slots) -> Iterator[None]:
     """Let a decoder use these positions, INT64[rows, new], in the block."""
     with contextlib.ExitStack() as stack:
-        found = 0
+        replaced = 0
         for part in decoder.modules():
             if hasattr(part, "relative_attention_bias"):
                 stack.enter_context(_replaced(part, "compute_bias", _bias(part, positions, opened.total)))
-                found += 1
+                replaced += 1
         if (table := getattr(decoder, "embed_positions", None)) is not None:
             if not isinstance(table, nn.Embedding):
                 raise Unsupported("its positions are not rows of a table")
             embedded = nn.functional.embedding(positions + getattr(table, "offset", 0), table.weight)
             stack.enter_context(_replaced(table, "forward", lambda *args, **kwargs: embedded))
-            found += 1
-        if not found:
+            replaced += 1
+        if not replaced:
             raise Unsupported("the positions of its decoder are not known")
         yield
 

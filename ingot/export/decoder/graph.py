@@ -137,7 +137,6 @@ def make_encoder(model: Any, generation: Generation) -> ir.Model | None:
 
 
 def _captured(model: Any, part: nn.Module, signature: Signature) -> ir.Model:
-
     def uncaptured(error: Exception) -> str:
         return f"{type(model).__name__} cannot be captured with a cache: {foreign.one_line(error)}; {_GRAPH_ALONE}"
 
@@ -179,9 +178,10 @@ def _short_rotary(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _flat_head(model: Any) -> Iterator[None]:
-    """Let the last layer read rows without a dimension of tokens, as Gemm does, whose weights are not transposed.
+    """Let the output layer read [rows, hidden], which lowers to Gemm, instead of [rows, new, hidden].
 
-    Tied embeddings are then one tensor of the graph.
+    Gemm reads the weights as they are stored, so tied embeddings stay one tensor of the graph. MatMul would transpose
+    them.
     """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):

@@ -1,4 +1,4 @@
-"""The export of a decoder: from a folder of transformers to an archive that generates texts."""
+"""The export of a decoder: from the folder of a transformers model to an archive that generates texts."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def export_decoder(
     Raises:
         NotFound: there is no model in the folder.
         InvalidArgument: it cannot be loaded.
-        Unsupported: the model's attention is not of a form that the graph has, or an encoder-decoder's tokens are
-            chosen in a way that servers do not have; the message names it.
+        Unsupported: the graph cannot express the model's attention, or servers cannot choose an encoder-decoder's
+            tokens as its ``generation_config`` says; the message names the reason.
         ExportError: the model cannot be captured.
         ParityError: the graph computes other logits than the model, or the stored tokenizer other ids.
     """
@@ -129,7 +129,7 @@ def export_decoder(
 def _with_encoder(
     generation: Generation, weights: tuple[Descriptor, ...], encoder: ir.Model, blobs: BlobFolder
 ) -> tuple[Generation, tuple[Descriptor, ...]]:
-    """Store the graph of an encoder; return the declaration that names it, and all that the variant has."""
+    """Store the graph of an encoder; return the declaration that names it, and all blobs but the decoder's graph."""
     packed, further = onnx_graph.pack(encoder, blobs)
     packed = packed.model_copy(update={"annotations": {FILEPATH: packed.hex}})
     named = None if generation.encoder is None else generation.encoder.model_copy(update={"blob": packed.hex})
@@ -177,6 +177,7 @@ def _proved(path: Path, generation: Generation, answers: Sequence[Answer]) -> tu
     requests = [GenerationRequest(prompt=answer.prompt, max_tokens=most) for answer in answers]
     with contextlib.closing(load_engine(replace(spec, decoder=options))) as engine:
         served = offline.answers(engine.run, options, requests)
+    # No token ends these requests, so tokens may follow the end of the original's answer.
     cut = [tokens[: len(answer.tokens)] for tokens, answer in zip(served, answers, strict=True)]
     return logits, proof.compared(answers, cut, apart)
 

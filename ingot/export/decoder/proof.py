@@ -21,7 +21,7 @@ from ingot.model_store.format.generation import Encoder
 from ingot.steps.samples import texts
 from ingot.tensors import Array, DType, arrays
 
-# Prompts, and tokens of each answer; of large models fewer, as each token reads all weights.
+# Numbers of prompts, and of tokens of each answer; fewer of large models, as each token reads all weights.
 _USUAL, _FEW = (16, 32), (8, 16)
 # Weights, and logits, of a large model.
 _LARGE, _LARGE_VOCAB = 400_000_000, 100_000
@@ -45,7 +45,7 @@ _UNLIKE_GREEDY = {
 
 
 def generated(model: Any, generation: Generation, shapes: Sequence[Shape], tokenizer: Any) -> list[Answer]:
-    """Return the answers of the original to prompts of several lengths: every other one is of text, if it can be.
+    """Return the original's answers to prompts of several lengths: every other one is text if there is a tokenizer.
 
     Args:
         model: the original.
@@ -116,7 +116,7 @@ def compared(answers: Sequence[Answer], served: Sequence[Sequence[int]], apart: 
         apart: as :func:`measured` returns.
 
     Raises:
-        ParityError: a token is another one, and not because two are almost equally likely.
+        ParityError: a token differs, and not because two are almost equally likely.
     """
     equal, ties = 0, list[str]()
     for answer, tokens in zip(answers, served, strict=True):
@@ -161,7 +161,7 @@ def _tie(answer: Answer, place: int, tokens: Sequence[int]) -> str:
 def goldens(answers: Sequence[Answer], *, forced: bool = False) -> tuple[Golden, ...]:
     """Return prompts of several lengths with their tokens, as far as no other machine's rounding changes them.
 
-    ``forced`` is whether the last token of an answer is one because the answer ends there.
+    ``forced`` is whether the model's rules choose the last token of each answer, which goldens then leave out.
     """
     found = []
     for answer in answers[:: -max(1, len(answers) // _GOLDENS)]:
@@ -175,8 +175,8 @@ def goldens(answers: Sequence[Answer], *, forced: bool = False) -> tuple[Golden,
 def _greedy(model: Any, generation: Generation, new: int) -> Iterator[None]:
     """Let ``generate()`` choose the most likely token in the block.
 
-    A decoder's own settings do not apply; those of an encoder-decoder do, but for beams and penalties, which requests
-    state.
+    A decoder's own settings do not apply; those of an encoder-decoder do, except beams, and penalties, which
+    requests state.
     """
     import transformers
 

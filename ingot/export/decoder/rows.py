@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def scale(self) -> float:
-        """The largest logit."""
+        """The largest magnitude of a logit."""
         return max(float(np.abs(self.logits).max()), arrays.SCALE_FLOOR)
 
 
@@ -86,7 +86,8 @@ class Rows:
     def together(self, answers: Sequence[Answer]) -> list[Array]:
         """Return the same of several answers whose rows run at once, each at its own length.
 
-        The prompts are read in one call, padded; by the last token of each the rows are extended, as servers do.
+        The prompts are read in one call, padded. Each row then continues with the last token of its prompt, as in
+        servers.
         """
         prompts = [self._prompt_of(answer) for answer in answers]
         cache = self._prompts(prompts, self._sources(answers))
