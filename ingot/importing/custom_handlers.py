@@ -1,4 +1,4 @@
-"""Handlers of TorchServe that run as they are: their archives are checked, with one error for all, and unpacked."""
+"""Handlers of TorchServe that run as they are: an archive is unpacked, or one error lists all of its problems."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ DEFAULT = {
 """The classes of TorchServe's own handlers, SageMaker's and MLflow's, which an archive's file derives from."""
 _NEEDED = {"text_classifier": VOCABULARY, "sagemaker": SCRIPT, "mlflow": MODEL}
 _OTHERS = {SCRIPT: f"SageMaker's {SCRIPT}", MODEL: f"MLflow's {MODEL}, whose model is a pickle or code"}
-# Of MLflow, which adds itself to the requirements of each model.
+# The packages of MLflow, which adds itself to the requirements of each model.
 _MLFLOW = ("mlflow", "mlflow-skinny")
+# The file of an archive without one, and its code, which derives from a default handler.
 _FILE, _CODE = "default_handler.py", "from ts.torch_handler.{0} import {1}\n\n\nclass Default({1}):\n    pass\n"
 _MAX_TEXT = 1 << 20
 # Levels of YAML: PyYAML takes seconds for thousands.
@@ -103,10 +104,15 @@ def _notes(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def mapping(text: str, called: str) -> dict[str, Any]:
-    """Return YAML.
+    """Return the mapping of a YAML document.
+
+    Args:
+        text: the document.
+        called: its name, for messages.
 
     Raises:
         InvalidArgument: it is not a mapping of values that JSON has, or has aliases, which can fill the memory.
+        Unsupported: PyYAML is not installed.
     """
     try:
         import yaml
@@ -123,7 +129,7 @@ def mapping(text: str, called: str) -> dict[str, Any]:
 
 
 def _check_yaml(tokens: Iterable[Any]) -> None:
-    """Refuse what takes much memory or time to read; it is found while the tokens are read, which stops there.
+    """Refuse a document that takes much memory or time to load; scanning stops at the first fault.
 
     Raises:
         ValueError: there are aliases, or the values are nested deeply.

@@ -77,7 +77,7 @@ def describe(
     options: dict[str, Any] = {"image": name, "pixels": pixels.name, "upright": False, "blends": False}
     reference = f"TorchServe's {found.handler}"
     if found.handler == SEGMENTER:
-        _segmented(model)
+        _check_segmenter(model)
         image = Image(operations=OPERATIONS, reference=reference, **options)
         answer = TensorSpec(PixelClasses().output, DType.FP32, ("batch", SIZE, SIZE, 2))
         raw = TensorSpec(image.image, DType.BYTES, ("batch",))
@@ -141,7 +141,7 @@ def _example(form: Form) -> Sequence[torch.Tensor]:
     return [torch.zeros(1, 3, *(side or SIZE for side in form.sides))]
 
 
-def _segmented(model: nn.Module | Path) -> None:
+def _check_segmenter(model: nn.Module | Path) -> None:
     """Check that a module returns a dictionary with planes of logits.
 
     Raises:

@@ -41,6 +41,8 @@ INERT = {
 NOTED = {*_TRANSFORMS, "softmax", "sigmoid", "topk", "map_class_to_label"}
 """What an import says that it has recognized."""
 _IGNORED = ("return_tensors", "return_attention_mask", "return_token_type_ids", "pad_to_max_length", "padding")
+# Options of a tokenizer whose values are those of the declared step.
+_DEFAULTS = (("truncation", True), ("add_special_tokens", True), ("truncation", "longest_first"))
 _IDS, _MASK = "input_ids", "attention_mask"
 
 
@@ -84,7 +86,7 @@ def apply(callee: Value, values: Sequence[Value], keywords: Keywords) -> Value:
     raise NotKnown("")
 
 
-def default_picture(values: Sequence[Value], keywords: Keywords = NOTHING) -> Value:
+def _opened(values: Sequence[Value], keywords: Keywords = NOTHING) -> Value:
     """Return the picture of a file: what Pillow's ``open`` makes.
 
     Raises:
@@ -137,9 +139,6 @@ def _tokens(first: Value, keywords: Keywords) -> Value:
     return Value(Stage.TOKENS, form=replace(first.form, tokens=tokens))
 
 
-_DEFAULTS = (("truncation", True), ("add_special_tokens", True), ("truncation", "longest_first"))
-
-
 def _converted(values: Sequence[Value], keywords: Keywords) -> Value:
     if values[0].stage is Stage.PICTURE and values[1:] and values[1].content == "RGB":
         return values[0]
@@ -159,7 +158,7 @@ def _lowered(values: Sequence[Value], keywords: Keywords) -> Value:
 
 
 def _turned(values: Sequence[Value], keywords: Keywords) -> Value:
-    first = default_picture(values)
+    first = _opened(values)
     return replace(first, form=replace(first.form, upright=True))
 
 
@@ -212,7 +211,7 @@ _KNOWN: Mapping[str, Call] = {
     "_load_torchscript_model": _model,
     "load": _names,
     "load_label_mapping": _names,
-    "open": default_picture,
+    "open": _opened,
     "exif_transpose": _turned,
     "convert": _converted,
     "decode": _decoded,

@@ -15,7 +15,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Stage(IntEnum):
-    """How far a value has come on its way from a request to the answer; those before ROWS are not on that way."""
+    """How far a value is on the way from a request to the answer; stages before ROWS are of other values."""
 
     UNKNOWN = 0
     CONSTANT = 1
@@ -46,7 +46,7 @@ class Form:
         upright: whether a picture is turned as its EXIF data says.
         tokens: options of the tokenizer; None for a picture.
         inputs: the tokenizer's results that the model gets, in its order.
-        function: what makes scores of logits.
+        function: the function that turns logits into scores.
         best: the number of best classes in the answer; 0 for all.
     """
 
@@ -94,5 +94,5 @@ UNKNOWN = Value()
 
 
 def furthest(values: Iterable[Value]) -> Value:
-    """Return the value that has come furthest, the first of several."""
+    """Return the value of the latest stage; of several, the first."""
     return max(values, key=lambda each: each.stage, default=UNKNOWN)

@@ -18,7 +18,7 @@ from ingot.steps.images.presets import classifier
 _DEEPEST = 12
 _MOST_NAMED = 8
 _KNOWN = (
-    "Known are a picture by Pillow and torchvision's transforms, or a text by a tokenizer, the model, softmax or "
+    "Steps can have a picture by Pillow and torchvision's transforms, or a text by a tokenizer, the model, softmax or "
     "sigmoid, topk, and map_class_to_label; import the handler as it is, without --without-code"
 )
 
@@ -54,7 +54,7 @@ class _Reader:
     Attributes:
         found: what was recognized, by line.
         unknown: code that is not known and that values of a request reach, by line.
-        left: likewise, in branches for other requests than those that are followed.
+        left: the same of branches that are not followed.
     """
 
     def __init__(self, module: ast.Module):
