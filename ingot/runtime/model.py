@@ -110,7 +110,7 @@ class Model:
         self._loading = threading.Lock()
 
     def connect(self, ask: Ask) -> None:
-        """Let the model's code call others, from its next load on."""
+        """Let the model's code call other models, from its next load on."""
         self._loader.ask = ask
 
     @property
@@ -178,7 +178,7 @@ class Model:
 
     @property
     def loaded(self) -> bool:
-        """Whether it is ready, or will be again when an engine process runs: that must not make the server unready."""
+        """Whether it is ready, or will be once an engine process has restarted: the server stays ready meanwhile."""
         return self.acceptor.loaded
 
     @property
@@ -264,7 +264,7 @@ class Model:
             self._sequences.publish()
 
     def withdraw(self, *, successor: bool) -> None:
-        """End what :meth:`publish` began; with a successor only what that does not replace."""
+        """End what :meth:`publish` began; with a successor, only the gauges that the successor does not publish."""
         gauges = [*_OF_CACHES] if self._settings.cache_bytes else []
         if not successor:
             gauges += ["ready", *_GAUGES]
@@ -409,7 +409,7 @@ class Model:
         return self.acceptor.accepting.submit(request)
 
     def submit_alone(self, request: Request) -> Submitted:
-        """Accept a request for this model, not its canary, and not for its cache; errors as for :meth:`submit`."""
+        """Accept a request that neither a canary nor the cache may answer; errors as for :meth:`submit`."""
         loaded = self._loaded
         if loaded is None or self.state is not State.READY:
             raise self.acceptor.unavailable()
@@ -423,8 +423,9 @@ class Model:
             Unavailable: the model is not ready, or too many requests wait.
         """
         stream = Stream(request)
-        given = request.timeout, request.priority, None, request.client
-        stream.pending = self.submit(Request(TokenInputs(stream), stream.settle, *given))
+        stream.pending = self.submit(
+            Request(TokenInputs(stream), stream.settle, request.timeout, request.priority, client=request.client)
+        )
         return stream
 
     async def with_steps(self, work: Aside[T], nbytes: int, client: Hashable) -> T:
@@ -528,8 +529,8 @@ class Model:
 
         Args:
             reason: shown to clients.
-            worker: makes the call; its requests fail with ``error``.
-            error: queued requests of the model fail with ``reason``.
+            worker: runs the call.
+            error: the outcome of the worker's requests; queued requests fail with ``reason``.
         """
         self.acceptor.move(State.STUCK, reason, after=(State.READY,))
         if (loaded := self._loaded) is not None:

@@ -28,7 +28,7 @@ class Canary:
         deployment: whose requests it gets.
         split: shares the requests, and counts.
         found: the deployment of its source, if a client named one; None if it was followed or reloaded.
-        skipped_digest: what the alias means that the deployment follows, if the candidate detaches it from the alias.
+        skipped_digest: what the deployment's alias resolves to, if the candidate detaches the deployment from it.
         step: the index of the plan's step.
         began: when the step began.
         outcome: how it ended.
@@ -84,7 +84,7 @@ class Canary:
 
     @property
     def passed(self) -> bool:
-        """Whether the step has taken its time, and has seen enough to continue."""
+        """Whether the step has lasted long enough, and has seen enough requests and comparisons to continue."""
         plan, split = self.plan, self.split
         side, drift = split.sides[self.candidate], split.drift
         requests, compared = self._at_step

@@ -1,4 +1,4 @@
-"""Candidates that are tried while another model answers: judged, then rolled back or promoted."""
+"""Decides whether a candidate that is tried takes over or is rolled back; canary.py compares it with its limits."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Canaries:
         return canary.content
 
     async def stop(self, name: str) -> dict[str, Any]:
-        """Stop a canary; the current model gets all requests, and an alias that means the candidate is moved back.
+        """Stop a canary; the current model gets all requests, and an alias that resolves to it is moved back.
 
         Raises:
             NotFound: there is no such model, or no canary.
@@ -233,7 +233,7 @@ class Canaries:
             deployment.source, deployment.located = canary.found.source, canary.found.located
 
     async def _judge(self, canary: Canary) -> None:
-        """Look at a canary until it ends."""
+        """Check a canary every 0.1 seconds until it ends."""
         while canary.outcome == "running":
             self._show(canary)
             await asyncio.sleep(_POLL_SECONDS)

@@ -92,7 +92,7 @@ def export(
     if made is None:
         return
     archive, why = made
-    if out is not None:  # always, after --plan and --bisect
+    if out is not None:  # --explain needs no file
         with transferring(f"Writing {out.name}") as transfer:
             archive.save(out, transfer)
     if as_json:

@@ -72,6 +72,7 @@ _OPTIONS = {**EXPORTS, CROSSED: {"oblivious": True, "crossed": True}}
 
 
 def _export(route: str, task: Task) -> Captured:
+    """Capture by ``torch.export``; then with sizes that ``float`` keeps dynamic, and then with known constants."""
     options = _OPTIONS[route]
     with numbers.watched() as converting:
         found = foreign.outcome(lambda: task.program(task.eager.flat(), _TITLES[route], **options))
@@ -185,7 +186,7 @@ def capture(
             cause = failure.__cause__ if isinstance(failure, _Failed) else failure
             failures.append(cause if isinstance(cause, Exception) else failure)
             attempts.append(Attempt(route=name, failure=str(_explained(failures[-1:], task, name))))
-            # The bytecode has the same conditions on sizes, so other routes are tried first.
+            # The route ``strict`` meets the same conditions on sizes, so the others are tried first.
             if violates_constraints(cause) and "strict" in routes:
                 routes.remove("strict")
                 routes.append("strict")

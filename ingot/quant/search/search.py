@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 # Finalists are timed again in turn; for a large model, only the best.
 _FINALISTS = 4
-# Seconds for each look at them, batch size and model.
+# Seconds to time each of them at each batch size, in each round; with less than the second number they are not timed.
 _FINAL_TIMING = 0.5
 _LEAST_TIMING = 0.05
 # The first timing is short: it may be wrong by this share, whatever the spread of its calls.

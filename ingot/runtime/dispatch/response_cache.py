@@ -21,10 +21,11 @@ from ingot.tensors import Array
 
 LARGEST_INPUTS = 4 << 20
 """Most bytes of a request's inputs that are looked up: the event loop hashes about 1 MiB in a millisecond."""
-# The largest response that is kept, as a part of all.
+# A response is kept if it needs at most one of so many parts of the cache.
 _PARTS = 10
-# What Python needs for an entry, an array and a text in one.
+# Bytes that Python needs for an entry, for each of its arrays, and for each text in an array.
 _ENTRY_BYTES, _ARRAY_BYTES, _TEXT_BYTES = 500, 200, 40
+# Encoded keys that are remembered.
 _HEADS = 1024
 
 
@@ -39,6 +40,10 @@ class ResponseCache:
         statistics: of the model, where hits and misses are counted.
         labels: the model's name and version.
         metrics: where they are counted, too.
+
+    Attributes:
+        nbytes: the bytes of all entries.
+        last_hit: when the last hit was answered, in seconds of ``time.perf_counter``; 0 before the first.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class ResponseCache:
         digest = digest_of(request.inputs, request.key)
         if digest is None:
             return self._dispatcher.submit(request)
-        if request.lengths is not None:  # where it has padding, its outputs are zero
+        if request.lengths is not None:  # outputs are zero where the inputs have padding
             digest += b"lengths"
         entry, statistics = self._entries.get(digest), self._statistics
         if entry is None:

@@ -50,7 +50,7 @@ class Cors:
         self._credentials: Headers = (("Access-Control-Allow-Credentials", "true"),) if credentials else ()
 
     def headers(self, head: RequestHead) -> Headers | None:
-        """Return the headers of a response; none if the request is of no page, None if its page is not allowed."""
+        """Return the headers of a response, empty if no web page sends the request; None if its page is not allowed."""
         origins = [value for name, value in head.headers if name == b"origin"]
         if not origins:
             return ()
@@ -157,7 +157,7 @@ class Admission:
         if not scope:
             return head
         values = [value for name, value in head.headers if name == b"authorization"]
-        # Of several, a proxy may use another one than this server.
+        # Of several headers, a proxy may read another one than this server.
         single = values[0] if values else None
         outcome = _TWICE if len(values) > 1 else gate.check(single, scope, peer)
         if isinstance(outcome, Refusal):

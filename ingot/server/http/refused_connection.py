@@ -14,7 +14,7 @@ _SILENT_SECONDS = 1.0
 
 
 class RefusedConnection(asyncio.Protocol):
-    """Answers one request with an error and closes; a check whether the server lives is answered as on any connection.
+    """Answers one request with an error and closes; a liveness probe is answered as on any connection.
 
     Otherwise an orchestrator would restart a server that has many clients.
 

@@ -53,7 +53,7 @@ class Work:
 
 
 def check_form(form: str) -> None:
-    """Refuse a form of ``format`` or ``%`` that may make a text of any length.
+    """Refuse a format string of ``format`` or ``%`` that may make a text of any length.
 
     Raises:
         SecurityError: it has a wide field.
@@ -71,6 +71,7 @@ def _of_replace(text: str, old: str, new: str, count: int = -1) -> int:
 
 
 METHODS: Mapping[str, Callable[..., int]] = {"join": _of_join, "replace": _of_replace}
+"""Methods of texts whose results may be long: functions of the text and the arguments that return the characters."""
 
 
 @jinja2.pass_context
@@ -123,7 +124,7 @@ def size_of(value: Any) -> int:
 
 
 def number_of(value: Any) -> int:
-    """Return how often a value repeats another one; 0 if it is not a number."""
+    """Return how often a product with this value repeats a text or list; 0 if it is not a number."""
     return max(value, 0) if isinstance(value, int) else 0
 
 

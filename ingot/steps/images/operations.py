@@ -1,7 +1,7 @@
 """Operations on the pixels of a picture, as data: one class for each, with the arithmetic of its origin.
 
 Arrays have the shape (height, width, 3). They hold bytes until a rescaling or normalization makes them float32; the
-last operation may make numbers of colours of them.
+last operation may replace them by the indices of colours. ``apply`` refuses to make more than ``most`` pixels.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Resize(Target):
 class CenterCrop(_Operation):
     """Cut the centre out; a smaller picture is first extended with zeros on all sides.
 
-    ``relative`` cuts these parts of the shorter side instead of pixels: Perceiver's rule. ``rounding`` is that of the
-    first row and column: transformers cuts the half off and extends a pixel more at the start, torchvision rounds to
-    even and extends a pixel more at the end.
+    With ``relative``, the sizes are shares of the shorter side instead of pixels: Perceiver's rule. ``rounding`` is
+    that of the first row and column: transformers rounds a half down and adds an odd pixel at the start, torchvision
+    rounds it to even and adds the pixel at the end.
     """
 
     operation: Literal["center_crop"] = "center_crop"
@@ -92,9 +92,9 @@ class CenterCrop(_Operation):
 class Pad(_Operation):
     """Extend to ``height`` and ``width``, to these at least, to a square, or to the next multiples of ``multiple``.
 
-    ``centered`` divides what is added between both sides, half of it, cut to a whole number, at the start; otherwise
-    it is all at the end. ``values`` are one for each channel, and ``mirrored`` repeats the picture's edge instead.
-    ``beyond`` adds a multiple also where the size is one: Swin2SR's rule.
+    ``centered`` divides what is added between both sides, half of it, rounded down, at the start; otherwise it is
+    all at the end. ``values`` are one for each channel, and ``mirrored`` repeats the picture's edge instead.
+    ``beyond`` adds a multiple even to a size that is a multiple already: Swin2SR's rule.
     """
 
     operation: Literal["pad"] = "pad"
@@ -164,7 +164,7 @@ class Normalize(_Operation):
 
     @field_validator("std")
     @classmethod
-    def _divides(cls, std: Channels) -> Channels:
+    def _check_std(cls, std: Channels) -> Channels:
         if 0 in std:
             raise ValueError("the deviation of a channel is 0, by which nothing can be divided")
         return std
@@ -176,7 +176,7 @@ class Normalize(_Operation):
 
 
 class Quantize(_Operation):
-    """Replace each pixel by the number of the nearest of ``colours``, the first of several: ImageGPT's rule.
+    """Replace each pixel by the index of the nearest of ``colours``, of several the first: ImageGPT's rule.
 
     Distances are squared, in float64. The result is int64[height * width]; no operation can follow.
     """
@@ -221,10 +221,10 @@ class Pipeline:
         }
 
     def apply(self, pixels: Array) -> Array:
-        """Return the values of a picture of bytes, in the shape (3, height, width), or its numbers of colours.
+        """Return the values of a picture of bytes, in the shape (3, height, width), or its indices of colours.
 
         Raises:
-            InvalidArgument: its size is not one that the operations can bring to theirs; the text completes
+            InvalidArgument: an operation cannot resize, crop or extend a picture of its size; the text completes
                 "the picture ...".
         """
         for index, part in enumerate(self._parts):

@@ -1,6 +1,6 @@
 """ONNX forms of logarithms and exponentials where a sum loses small terms, or overflows.
 
-The forms agree with PyTorch's kernels for all values; ``erfcx`` within 1.2e-7 of itself.
+The forms agree with PyTorch's kernels for all values; ``erfcx`` within a relative error of 1.2e-7.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _log1p(x: Any, typed: Any) -> Any:
 def _log_of_base(base: int) -> Callable[[Any], Any]:
     """Return the form of ``aten.log2`` or ``aten.log10``, which is exact for powers of the base.
 
-    The quotient of two logarithms may be less than the exponent, so that ``floor`` would return another level.
+    The quotient of two logarithms may be slightly less than the exponent; its ``floor`` would then be one too low.
     """
 
     def apply(x: Any) -> Any:

@@ -87,7 +87,7 @@ async def info(call: Call) -> dict[str, Any]:
 
 
 def truncation(fields: Fields, served: Served) -> bool | None:
-    """Read how texts that are too long are cut; return False to refuse them.
+    """Return whether texts that are too long are cut: False refuses them, None leaves it to the archive.
 
     Raises:
         InvalidField: the model's steps cut the other end.
