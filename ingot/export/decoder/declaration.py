@@ -11,7 +11,7 @@ from ingot.errors import InvalidArgument, ParityError, Unsupported
 from ingot.export.decoder.attention import Shape
 from ingot.export.decoder.encoders import is_encoder_decoder
 from ingot.export.decoder.graph import rotary_by_length
-from ingot.export.decoder.rules import rules_of
+from ingot.export.decoder.rules import rules_of, unapplied
 from ingot.export.program import quiet
 from ingot.export.tasks.tokenizer import has_words, serialized
 from ingot.model_store import Generation, SamplingDefaults
@@ -21,26 +21,9 @@ from ingot.steps.tokenizer import Tokenizer
 from ingot.tasks import Generating
 
 FILE = "tokenizer.json"
-"""The name of the tokenizer in an archive."""
-# Positions of a model whose configuration states no limit.
+"""The name of the tokenizer's file in an archive."""
+# Number of positions of a model whose configuration states none.
 _UNSTATED = 2048
-# Settings of generation_config that change which tokens are chosen, and that servers do not apply.
-_NEUTRAL = {
-    "num_beams": 1,
-    "no_repeat_ngram_size": 0,
-    "bad_words_ids": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "sequence_bias": None,
-    "exponential_decay_length_penalty": None,
-}
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -101,10 +84,10 @@ def declare(
         tokenizer: its tokenizer, or None.
         note: called with remarks for the user.
         task: as Hugging Face names it.
-        greedy: whether the most likely tokens do for an encoder-decoder with beam search.
+        greedy: whether to take the most likely tokens of an encoder-decoder with beam search.
 
     Raises:
-        Unsupported: an encoder-decoder's tokens are chosen in a way that servers do not have.
+        Unsupported: servers cannot choose an encoder-decoder's tokens as its ``generation_config`` says.
     """
     config, generation = model.config.get_text_config(decoder=True), model.generation_config
     ids = {name: _first(generation, config, f"{name}_token_id") for name in ("eos", "bos", "pad")}
@@ -116,10 +99,8 @@ def declare(
     if is_encoder_decoder(model):
         encoder = Encoder(max_length=most, start=(_start(model),))
         rules = rules_of(generation, eos, len(encoder.start), greedy=greedy)
-    elif unapplied := [
-        name for name, neutral in _NEUTRAL.items() if getattr(generation, name, None) not in (None, neutral)
-    ]:
-        note(f"generation_config sets {', '.join(unapplied)}, which servers do not apply")
+    elif names := unapplied(generation, rules=False):
+        note(f"generation_config sets {', '.join(names)}, which servers do not apply")
     return Generation(
         layers=len(shapes),
         kv_heads=shapes[0].kv_heads,
@@ -159,10 +140,10 @@ def _known(token: Any, vocab: int) -> int | None:
 
 
 def _max_length(model: Any, config: Any, tokenizer: Any, note: Callable[[str], None]) -> int:
-    """Return the positions that the graph knows."""
+    """Return the number of positions that the graph has."""
     stated = getattr(config, "max_position_embeddings", None)
     if stated is None and (most := getattr(tokenizer, "model_max_length", 1 << 30)) < 1 << 24:
-        return int(most)  # positions by distance have no end
+        return int(most)  # relative positions have no limit
     if not isinstance(stated, int) or stated < 1:
         note(f"the configuration states no max_position_embeddings; texts have at most {_UNSTATED} tokens")
         return _UNSTATED
@@ -184,7 +165,7 @@ def _original(config: Any) -> int | None:
 def _defaults(generation: Any, start: int) -> SamplingDefaults:
     """Return the settings of a generation_config; those that it leaves out are those of transformers.
 
-    ``start`` are the tokens of an encoder-decoder before its answers, which ``max_length`` counts.
+    ``start`` is the number of tokens before an answer of an encoder-decoder, which ``max_length`` counts too.
     """
     fields = {name: getattr(generation, name, None) for name in SamplingDefaults.model_fields}
     if start and fields["max_new_tokens"] is None and generation.max_length is not None:

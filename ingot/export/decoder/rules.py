@@ -1,4 +1,4 @@
-"""What ``generation_config`` of an encoder-decoder asks for: the rules that servers apply; the rest is refused."""
+"""The settings of a ``generation_config`` that choose tokens: the rules that servers apply, and what they do not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from ingot.errors import Unsupported
 from ingot.model_store.format.generation import TokenRules
 
-# Settings that change which tokens are chosen, that servers do not apply, and the values that change nothing.
-_NEUTRAL: dict[str, Sequence[Any]] = {
+# Settings that change which tokens are chosen, and that servers do not apply, with the values that change nothing.
+_UNAPPLIED: dict[str, Sequence[Any]] = {
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -25,6 +25,29 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
     "typical_p": (1.0,),
     "watermarking_config": (),
 }
+# The same for those that are applied for encoder-decoders only, as TokenRules, or are refused there: num_beams.
+_RULES: dict[str, Sequence[Any]] = {
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "suppress_tokens": ([],),
+}
+
+
+def unapplied(config: Any, *, rules: bool) -> list[str]:
+    """Return the settings that a ``generation_config`` changes and that servers do not apply.
+
+    Args:
+        config: of transformers.
+        rules: whether the archive has :class:`TokenRules`, as those of encoder-decoders have.
+    """
+    table = _UNAPPLIED if rules else _UNAPPLIED | _RULES
+    return [name for name, neutral in table.items() if getattr(config, name, None) not in (None, *neutral)]
 
 
 def rules_of(config: Any, eos: Sequence[int], start: int, *, greedy: bool) -> TokenRules:
@@ -33,8 +56,8 @@ def rules_of(config: Any, eos: Sequence[int], start: int, *, greedy: bool) -> To
     Args:
         config: of transformers.
         eos: tokens that end an answer.
-        start: tokens before an answer.
-        greedy: whether the most likely tokens do for a model with beam search.
+        start: number of tokens before an answer.
+        greedy: whether to take the most likely tokens of a model with beam search.
 
     Raises:
         Unsupported: it asks for something that servers do not do.
@@ -50,7 +73,7 @@ def rules_of(config: Any, eos: Sequence[int], start: int, *, greedy: bool) -> To
         )
     words = [list(word) for word in own("bad_words_ids") or () if list(word) not in [[token] for token in eos]]
     last = own("forced_eos_token_id")
-    unknown = [name for name, neutral in _NEUTRAL.items() if own(name) is not None and own(name) not in neutral]
+    unknown = unapplied(config, rules=True)
     unknown += ["bad_words_ids of several tokens"] if any(len(word) > 1 for word in words) else []
     unknown += ["several forced_eos_token_id"] if isinstance(last, list) and len(last) > 1 else []
     if unknown:

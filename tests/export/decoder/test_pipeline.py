@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import GenerationConfig
 
 from ingot.errors import ParityError, Unsupported
 from ingot.export.decoder import proof
 from ingot.export.decoder.attention import Slots
 from ingot.export.decoder.pipeline import export_decoder
 from ingot.export.decoder.rows import Answer
+from ingot.export.decoder.rules import unapplied
 from ingot.model_store import Archive
 from tests.export.decoder import tiny
 from tests.support import RunIngot
@@ -121,6 +123,13 @@ def test_a_graph_with_another_attention_is_refused(wrong: str, tmp_path: Path, m
     monkeypatch.setattr(Slots, "attend", attend)
     with pytest.raises(ParityError, match="the logits depart from the original's by"):
         export_decoder(tmp_path / "net")
+
+
+def test_settings_of_a_decoder_that_servers_do_not_apply_are_noted() -> None:
+    made: Any = GenerationConfig
+    config = made(num_beams=1, num_beam_groups=2, stop_strings=["."], guidance_scale=2.0, min_new_tokens=3)
+    assert unapplied(config, rules=False) == ["guidance_scale", "stop_strings", "min_new_tokens"]
+    assert unapplied(config, rules=True) == ["guidance_scale", "stop_strings"]
 
 
 @pytest.mark.parametrize(
