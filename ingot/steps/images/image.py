@@ -27,7 +27,7 @@ class Image(ItemStep):
     Attributes:
         image: the input with the files, BYTES[n]: JPEG, PNG, WebP, GIF (the first frame), BMP or TIFF.
         pixels: the values, [n, 3, height, width]: float32, or uint8 if no operation rescales or normalizes; or the
-            numbers of colours, int64[n, height * width], of which each picture has as many.
+            indices of colours, int64[n, height * width], of which each picture has as many.
         pixel_mask: 1 for each pixel that is not padding, int64[n, height, width]. With this name, pictures of several
             sizes are extended with zeros at the right and at the bottom, as DETR's processor does; without it they are
             refused.
