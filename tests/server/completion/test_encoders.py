@@ -17,6 +17,8 @@ import transformers
 import ingot
 from ingot import RunningServer
 from ingot.export.decoder.pipeline import export_decoder
+from ingot.model_store import Archive
+from ingot.model_store.format.variant import add_variant
 from tests.export.decoder import tiny
 from tests.support import RunIngot
 
@@ -143,3 +145,31 @@ def test_a_request_that_does_not_fit_is_refused(
     response = httpx.post(server.http_url + path, json={**model, **body}, trust_env=False)
     assert response.status_code == 400, response.text
     assert reason in response.text
+
+
+@pytest.mark.matrix
+def test_answers_that_start_with_several_tokens_may_have_shorter_sources(folder: Path) -> None:
+    exported, start = export_decoder(folder / "t5"), (1, 2, 3, 4)
+    variant = exported.variant()
+    generation = variant.serving.generation
+    assert generation is not None
+    assert generation.encoder is not None
+    declared = generation.model_copy(update={"encoder": generation.encoder.model_copy(update={"start": start})})
+    serving = variant.serving.model_copy(update={"generation": declared})
+    files = variant.step_files()
+    descriptor = add_variant(exported.blobs, serving, variant.graph, variant.weights, (), step_files=files)
+    Archive.create(exported.blobs, [descriptor]).save(folder / "start.ingot")
+    auto: Any = transformers.AutoModelForSeq2SeqLM
+    model = auto.from_pretrained(folder / "t5").eval()
+    with ingot.serve(str(folder / "start.ingot"), http_port=0, grpc_port=0, slots=2, context=64) as server:
+        for source in ([7], [7, 8, 9], [7, 8, 9, 10, 11]):
+            tensors = {"input_ids": torch.tensor([source]), "attention_mask": torch.ones(1, len(source))}
+            with torch.no_grad():
+                made = model.generate(
+                    **tensors, decoder_input_ids=torch.tensor([start]), max_new_tokens=8, do_sample=False
+                )
+            tensor = {"name": "prompt", "datatype": "INT64", "shape": [len(source)], "data": source}
+            response = httpx.post(f"{server.http_url}/v2/models/t5/infer", json={"inputs": [tensor]}, trust_env=False)
+            assert response.status_code == 200, response.text
+            expected = made[0, len(start) :].tolist()
+            assert response.json()["outputs"][0]["data"][: len(expected)] == expected

@@ -158,7 +158,8 @@ class DecoderEngine(BaseEngine):
             for source in sources_of(inputs):
                 self._sources.encode(source.row, source.tokens, self._encode)
         # Of an encoder-decoder, several tokens attend to one source in a call.
-        for group in grouped(chunks) if self._sources is None else [[chunk] for chunk in chunks]:
+        parts = None if self._sources is None else [[part] for chunk in chunks for part in self._sources.parts(chunk)]
+        for group in grouped(chunks) if parts is None else parts:
             self._read(group)
         read = time.perf_counter()
         if rows:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ingot.runtime.engines.decoder.options import DecoderOptions
+from ingot.runtime.engines.decoder.step import Chunk
 from ingot.tensors import Array
 
 Bind = Callable[[Any, str, Array], None]
@@ -35,6 +36,12 @@ class Sources:
         for buffer, made in zip(self._values.values(), found, strict=True):
             buffer[row, :, : made.shape[2]] = made[0]
         self._lengths[row] = found[0].shape[2] - 1
+
+    def parts(self, chunk: Chunk) -> list[Chunk]:
+        """Divide a chunk: GroupQueryAttention refuses a call with more tokens than their source has."""
+        size = int(self._lengths[chunk.row]) + 1
+        cuts = range(0, chunk.tokens.size, size)
+        return [Chunk(chunk.row, chunk.start + at, chunk.tokens[at : at + size]) for at in cuts]
 
     def move(self, source: int, target: int) -> None:
         """Copy a row."""
