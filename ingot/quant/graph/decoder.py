@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.model_store import Generation, Golden
+from ingot.model_store import Generation, Golden, Variant
 from ingot.model_store.format.evidence import Agreement
 from ingot.quant.data.samples import Samples
 from ingot.quant.data.tokens import LENGTH, LIKELIEST, LOGPROBS, ROWS, SIGNATURE, TOKENS
@@ -38,6 +38,13 @@ class DecoderSource(Source):
     engines = ("onnxruntime",)
     one_call = False
 
+    def __init__(self, variant: Variant):
+        if variant.serving.generation is not None and variant.serving.generation.encoder is not None:
+            raise Unsupported(
+                f"'{variant.serving.name}' is an encoder-decoder, whose weights are not quantized: serve it as it is"
+            )
+        super().__init__(variant)
+
     @property
     def signature(self) -> Signature:
         return SIGNATURE
@@ -49,11 +56,6 @@ class DecoderSource(Source):
     def _generation(self) -> Generation:
         if self.variant.serving.generation is None:
             raise InvalidArgument(f"'{self.variant.serving.name}' is not a decoder")
-        if self.variant.serving.generation.encoder is not None:
-            raise Unsupported(
-                f"'{self.variant.serving.name}' is an encoder-decoder, whose weights no search quantizes yet: serve it "
-                "as it is"
-            )
         return self.variant.serving.generation
 
     def timed(self, example: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -125,6 +125,15 @@ def test_the_time_of_an_encoder_is_that_of_reading(server: RunningServer) -> Non
     assert read() == before + 1
 
 
+@pytest.mark.parametrize("options", [(), ("--recipe", "static-int8")])
+def test_its_weights_are_not_quantized(
+    folder: Path, tmp_path: Path, run_ingot: RunIngot, options: tuple[str, ...]
+) -> None:
+    result = run_ingot("quantize", folder / "t5.ingot", *options, "-o", tmp_path / "q.ingot")
+    assert result.returncode == 1
+    assert "'t5' is an encoder-decoder, whose weights are not quantized" in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("path", "body", "reason"),
     [
