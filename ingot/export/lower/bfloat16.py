@@ -30,13 +30,14 @@ def _widen(graph: ir.Graph, narrow: set[ir.Value], opsets: dict[str, int]) -> No
     """Convert one graph; ``narrow`` are the values in bfloat16 so far, also those of the graphs around it."""
     narrow |= {value for value in _given(graph) if value.dtype is _NARROW}
     wide: dict[ir.Value, ir.Value] = {}
+    unrounded: set[ir.Value] = set()  # in single precision, within forms whose results are in bfloat16
     for node in list(graph):
         for attribute in node.attributes.values():
             for inner in [attribute.value] if attribute.type is ir.AttributeType.GRAPH else []:
                 _widen(inner, narrow, opsets)
-        made = _made(node, narrow, opsets)
-        narrow |= made
-        if node.op_type in _MOVING or node.op_type.startswith("Cast") or node.domain or _has_graphs(node):
+        made = _made(node, narrow | unrounded, opsets)
+        if _accepts_both(node, unrounded):
+            narrow |= made
             continue
         for place, value in enumerate(node.inputs):
             if value in narrow and value is not None:
@@ -45,12 +46,21 @@ def _widen(graph: ir.Graph, narrow: set[ir.Value], opsets: dict[str, int]) -> No
                     graph.insert_before(node, cast)
                     wide[value] = cast.outputs[0]
                 node.replace_input_with(place, wide[value])
-        for value in made if node.op_type != "Constant" else ():
-            narrow.remove(value)
+        for value in made:
             if _is_intermediate(node, value):
                 value.dtype = _WIDE
+                unrounded.add(value)
             else:
                 narrow.add(_rounded(graph, node, value))
+
+
+def _accepts_both(node: ir.Node, unrounded: set[ir.Value]) -> bool:
+    """Return whether a node's results are in bfloat16 as it is, without a conversion."""
+    if node.op_type == "CastLike":
+        return node.inputs[1] not in unrounded
+    if node.op_type in _MOVING:
+        return unrounded.isdisjoint(node.inputs)
+    return node.op_type in ("Cast", "Constant") or _is_opaque(node)
 
 
 def _is_intermediate(node: ir.Node, value: ir.Value) -> bool:
@@ -61,11 +71,17 @@ def _is_intermediate(node: ir.Node, value: ir.Value) -> bool:
         bool(source and users)
         and not value.is_graph_output()
         and all(user.metadata_props.get(_SOURCE) == source and user.graph is node.graph for user in users)
+        and not any(map(_is_opaque, users))
     )
 
 
+def _is_opaque(node: ir.Node) -> bool:
+    """Return whether a node's inputs keep their datatype, as its own graphs or its operator may depend on it."""
+    return bool(node.domain) or _has_graphs(node)
+
+
 def _made(node: ir.Node, narrow: set[ir.Value], opsets: dict[str, int]) -> set[ir.Value]:
-    """Return the outputs in bfloat16."""
+    """Return the outputs in bfloat16, if the values ``narrow`` are."""
     number = node.attributes.get("value")
     if node.op_type == "ConstantOfShape" and number is not None and number.value.dtype is _NARROW:
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(number.value.numpy().astype("float32")))

@@ -140,6 +140,18 @@ def test_a_form_of_several_nodes_is_rounded_to_bfloat16_once() -> None:
         torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=2**-8, atol=0)
 
 
+@pytest.mark.matrix
+def test_results_of_forms_that_end_in_single_precision_are_in_bfloat16() -> None:
+    """The last node of these forms reads only results of the nodes before it, which are not rounded."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        smoothed = functional.cross_entropy(x, x.argmax(-1), label_smoothing=0.1)
+        return functional.group_norm(x, 2), torch.logaddexp(x, x / 2), smoothed
+
+    archive = export_model(Function(function), inputs=["x:bfloat16[n,4]"])
+    assert [output.dtype.value for output in archive.variant().signature.outputs] == ["BF16"] * 3
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8"])
 @pytest.mark.matrix
 def test_a_number_less_a_tensor(dtype: str) -> None:
