@@ -17,7 +17,7 @@ import transformers
 import ingot
 from ingot import RunningServer
 from ingot.export.decoder.pipeline import export_decoder
-from ingot.model_store import Archive
+from ingot.model_store import Archive, BlobFolder
 from ingot.model_store.format.variant import add_variant
 from tests.export.decoder import tiny
 from tests.support import RunIngot
@@ -159,15 +159,16 @@ def test_a_request_that_does_not_fit_is_refused(
 @pytest.mark.matrix
 def test_answers_that_start_with_several_tokens_may_have_shorter_sources(folder: Path) -> None:
     exported, start = export_decoder(folder / "t5"), (1, 2, 3, 4)
-    variant = exported.variant()
+    variant, blobs = exported.variant(), exported.blobs
+    assert isinstance(blobs, BlobFolder)
     generation = variant.serving.generation
     assert generation is not None
     assert generation.encoder is not None
     declared = generation.model_copy(update={"encoder": generation.encoder.model_copy(update={"start": start})})
     serving = variant.serving.model_copy(update={"generation": declared})
     files = variant.step_files()
-    descriptor = add_variant(exported.blobs, serving, variant.graph, variant.weights, (), step_files=files)
-    Archive.create(exported.blobs, [descriptor]).save(folder / "start.ingot")
+    descriptor = add_variant(blobs, serving, variant.graph, variant.weights, (), step_files=files)
+    Archive.create(blobs, [descriptor]).save(folder / "start.ingot")
     auto: Any = transformers.AutoModelForSeq2SeqLM
     model = auto.from_pretrained(folder / "t5").eval()
     with ingot.serve(str(folder / "start.ingot"), http_port=0, grpc_port=0, slots=2, context=64) as server:
