@@ -154,16 +154,16 @@ class ServerSettings(TypedDict, total=False):
     """Inputs that the server keeps between the requests of a sequence, each with the output that is its next value."""
     repeat: str | None
     """Run the model again after each answer, with these inputs from outputs, and send each answer."""
+    repeat_until: str | None
+    """The BOOL output that is true in the last answer of a model with --repeat."""
+    max_steps: int
+    """Most answers to a request of a model with --repeat."""
     install_requirements: bool
     """Install the versions of packages that models in Python require, into separate folders."""
     permit: str | None
     """Permissions of models in Python, for those that ask for them: network, network-at-load, programs, write."""
     model_settings: str | None
     """Values that a model in Python gets as context.settings, as texts."""
-    repeat_until: str | None
-    """The BOOL output that is true in the last answer of a model with --repeat."""
-    max_steps: int
-    """Most answers to a request of a model with --repeat."""
     slots: int
     """Requests that a decoder, a model that generates tokens, answers at a time; others wait."""
     context: int | None

@@ -211,6 +211,13 @@ class ModelFields:
         pattern=r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*",
         form="pairs of an input and an output: ids=next_ids",
     )
+    repeat_until: str | None = _field(
+        None,
+        "The BOOL output that is true in the last answer of a model with --repeat",
+        group=MODELS,
+        unset="none",
+    )
+    max_steps: int = _field(256, "Most answers to a request of a model with --repeat", group=LIMITS, least=1)
     install_requirements: bool = _field(
         False,
         "Install the versions of packages that models in Python require, into separate folders",
@@ -235,13 +242,6 @@ class ModelFields:
         pattern=r"[^=,]+=[^=,]*(,[^=,]+=[^=,]*)*",
         form="pairs of a name and a value: language=en,beams=4",
     )
-    repeat_until: str | None = _field(
-        None,
-        "The BOOL output that is true in the last answer of a model with --repeat",
-        group=MODELS,
-        unset="none",
-    )
-    max_steps: int = _field(256, "Most answers to a request of a model with --repeat", group=LIMITS, least=1)
     slots: int = _field(
         16,
         "Requests that a decoder, a model that generates tokens, answers at a time; others wait",

@@ -15,7 +15,7 @@ from torch import nn
 
 from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument, ParityError
-from ingot.export.capture.ladder import Captured, Legacy
+from ingot.export.capture.routes import Captured, Legacy
 from ingot.export.estimate import cost
 from ingot.export.lower.packed import Packed, precision_of
 from ingot.export.proof import edges
@@ -94,7 +94,7 @@ def export_model(
         independent: your word that samples of a batch do not influence each other, where the graph does not prove it.
             Samples are still compared, and the archive notes it.
         opset: the ONNX operator set; by default the exporter's.
-        capture: the route, one of :data:`ingot.export.capture.ladder.ROUTES`; ``auto`` tries them in turn.
+        capture: the route, one of :data:`ingot.export.capture.routes.ROUTES`; ``auto`` tries them in turn.
         rewrite: the rewrite rules, by name or as passes; see :func:`ingot.export.rewrite.rules.select`.
         lift_state: turn the buffers and inputs that the model changes into inputs and outputs of the graph.
         target: ``onnx``, ``aoti`` (an AOTInductor package) or ``pt2`` (an exported program).

@@ -82,7 +82,7 @@ def failure(module: nn.Module, args: Sequence[torch.Tensor], strict: bool = Fals
 
 
 def why(module: nn.Module, args: Sequence[torch.Tensor]) -> Explanation:
-    """Explain as the capture ladder does: the error of strict mode helps where the first error names no line."""
+    """Explain as the capture does: the error of strict mode helps where the first error names no line."""
     first = failure(module, args)
     explanation = explain(first, module)
     told = explanation.replacement or not explanation.source.lstrip().startswith("def ")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ingot.errors import ExportError
-from ingot.export.capture import ladder
+from ingot.export.capture import routes
 from ingot.export.diagnose.divergence import Divergence, find_divergence
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower.forms.translations import TRANSLATIONS
@@ -44,8 +44,8 @@ def bisect_model(
         progress("Running the model on example inputs")
         description = describe(model, example_inputs, inputs, constants)
         subject = prepare(model, description, output_names, snapshot=snapshot, lift_state=lift_state)
-        task = ladder.Task(subject.eager, subject.inputs, subject.ranges, subject.example, subject.output_names, opset)
-        captured, _ = ladder.capture(task, capture, lambda captured: None, progress)
+        task = routes.Task(subject.eager, subject.inputs, subject.ranges, subject.example, subject.output_names, opset)
+        captured, _ = routes.capture(task, capture, lambda captured: None, progress)
         if not isinstance(captured, Program):
             raise ExportError("TorchScript is converted to ONNX in one step, which has no operations to compare")
         progress("Converting to ONNX")

@@ -13,7 +13,8 @@ from torch import nn
 
 from ingot import foreign
 from ingot.errors import ExportError
-from ingot.export.capture import exported, functions, ladder
+from ingot.export.capture import exported, functions
+from ingot.export.capture.routes import EXPORTS
 from ingot.export.estimate import cost
 from ingot.export.estimate.cost import Cost
 from ingot.export.explain import explain
@@ -145,7 +146,7 @@ def _try(subject: Subject, mode: FakeTensorMode, opset: int | None) -> tuple[tup
             captured = exported.trace(subject.eager.flat(), subject.inputs, subject.ranges, tensors, **options)
         return captured, outside(captured, opset, TRANSLATIONS)
 
-    for name, options in ladder.EXPORTS.items():
+    for name, options in EXPORTS.items():
         found = foreign.outcome(functools.partial(capture, options))
         if isinstance(found, Exception):
             routes.append(Support(name, str(explain(found, module))))

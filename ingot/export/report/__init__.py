@@ -38,7 +38,7 @@ class _Record(BaseModel):
 
 
 class Attempt(_Record):
-    """One rung of the capture ladder; ``failure`` is empty for the one that succeeded."""
+    """A route of the capture that was tried; ``failure`` is empty for the one that succeeded."""
 
     route: str
     failure: str = ""

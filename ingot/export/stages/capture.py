@@ -13,7 +13,7 @@ from torch import fx, nn
 from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument, ParityError
 from ingot.export import arguments
-from ingot.export.capture import assumptions, counterexamples, exported, functions, ladder
+from ingot.export.capture import assumptions, counterexamples, exported, functions, routes
 from ingot.export.explain import differing
 from ingot.export.graphs import fx as fx_graphs
 from ingot.export.program import Captured, Program
@@ -44,8 +44,8 @@ _NESTED = (
 )
 
 
-def capture_module(context: Context, subject: Subject) -> ladder.Captured:
-    """Capture a module by the first route of the ladder whose graph equals it.
+def capture_module(context: Context, subject: Subject) -> routes.Captured:
+    """Capture a module by the first route whose graph equals it.
 
     Raises:
         ExportError: no route captures it.
@@ -57,7 +57,7 @@ def capture_module(context: Context, subject: Subject) -> ladder.Captured:
     journal.note(*(f"fixed in the graph: {constant}" for constant in eager.arguments.constants))
     loose = arguments.outside_parameters(eager.module, list(eager.arguments.fixed))
     journal.note(*(f"'{name}' is not a parameter of forward, whose **kwargs may ignore it" for name in loose))
-    captured = _climb(context, subject)
+    captured = _tried_in_turn(context, subject)
     if eager.caches:
         then = "computes the values at each call" if eager.refills else "contains the result"
         journal.note(f"the model fills {', '.join(eager.caches)} on its first call; the graph {then}")
@@ -68,21 +68,21 @@ def capture_module(context: Context, subject: Subject) -> ladder.Captured:
     return captured
 
 
-def _climb(context: Context, subject: Subject) -> ladder.Captured:
+def _tried_in_turn(context: Context, subject: Subject) -> routes.Captured:
     options, journal = context.options, context.journal
-    task = ladder.Task(
+    task = routes.Task(
         subject.eager, subject.inputs, subject.ranges, subject.example, subject.output_names, options.opset
     )
     with journal.stage("capture") as stage:
 
-        def check(captured: ladder.Captured) -> None:
+        def check(captured: routes.Captured) -> None:
             context.conditions, context.narrow = (), False  # without those of routes that failed
             if isinstance(captured, Program):  # an ONNX model is proved when it is packed
                 stage.parity = prove_captured(context, captured, subject, "captured")
 
         try:
             tried = [attempt.route for attempt in journal.attempts]
-            captured, attempts = ladder.capture(task, options.capture, check, journal.progress, tried)
+            captured, attempts = routes.capture(task, options.capture, check, journal.progress, tried)
         except ExportError as error:
             limited = bool(context.broken) or violates_constraints(error.__cause__)
             other = _refilled(context, task, check)
@@ -100,34 +100,34 @@ def _climb(context: Context, subject: Subject) -> ladder.Captured:
 
 
 def _refilled(
-    context: Context, task: ladder.Task, check: Callable[[ladder.Captured], None]
-) -> tuple[ladder.Captured, tuple[Attempt, ...]] | None:
+    context: Context, task: routes.Task, check: Callable[[routes.Captured], None]
+) -> tuple[routes.Captured, tuple[Attempt, ...]] | None:
     """Capture a module with empty caches, which its code computes again where the size differs, or return None."""
     eager, examples = task.eager, context.examples
     if not eager.caches or eager.refills:
         return None
 
-    def steady(captured: ladder.Captured) -> None:
+    def steady(captured: routes.Captured) -> None:
         check(captured)
         if (name := states.influenced_at(eager, examples, context.examples.cases(), exact=False)) is not None:
             raise ParityError(f"'{name}' depends on the sizes of an earlier call")
 
     eager.refills = True
     route = context.options.capture
-    found = foreign.outcome(lambda: ladder.capture(task, route, steady, context.journal.progress))
+    found = foreign.outcome(lambda: routes.capture(task, route, steady, context.journal.progress))
     eager.refills = not isinstance(found, Exception)
     return None if isinstance(found, Exception) else found
 
 
 def _across(
-    context: Context, task: ladder.Task, subject: Subject, check: Callable[[ladder.Captured], None]
-) -> tuple[ladder.Captured, tuple[Attempt, ...]] | None:
+    context: Context, task: routes.Task, subject: Subject, check: Callable[[routes.Captured], None]
+) -> tuple[routes.Captured, tuple[Attempt, ...]] | None:
     """Capture the other side of conditions on sizes, which may be right on both: ``if n > 256: x = x[:, :256]``."""
     progress = context.journal.progress
 
-    def captured_at(sizes: Mapping[str, int]) -> tuple[ladder.Captured, tuple[Attempt, ...]] | None:
+    def captured_at(sizes: Mapping[str, int]) -> tuple[routes.Captured, tuple[Attempt, ...]] | None:
         beyond = replace(task, example=subject.examples.make(sizes))
-        found = foreign.outcome(lambda: ladder.capture(beyond, ladder.CROSSED, check, progress))
+        found = foreign.outcome(lambda: routes.capture(beyond, routes.CROSSED, check, progress))
         return None if isinstance(found, Exception) else found
 
     # The first finds the conditions, also where no other route returns a graph.

@@ -1,4 +1,7 @@
-"""What an HTTP listener serves: operations, inference, and the form of errors."""
+"""What an HTTP listener serves: operations, inference, and the form of errors.
+
+The operations and their paths are declared in ``plane/operations.py``.
+"""
 
 from __future__ import annotations
 

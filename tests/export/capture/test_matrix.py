@@ -14,7 +14,7 @@ from torch import nn
 
 from ingot.errors import ExportError
 from ingot.export import export_model
-from ingot.export.capture.ladder import ROUTES
+from ingot.export.capture.routes import ROUTES
 from ingot.export.pipeline import Capture
 from ingot.export.program import name_outputs
 from ingot.model_store import Archive

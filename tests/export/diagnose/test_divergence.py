@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ingot.export import arguments
-from ingot.export.capture import exported, ladder, recurrent
+from ingot.export.capture import exported, recurrent, routes
 from ingot.export.diagnose import intermediates
 from ingot.export.diagnose.divergence import Divergence, find_divergence
 from ingot.export.lower import onnx as lower_onnx
@@ -75,8 +75,8 @@ def case(module: nn.Module, *texts: str) -> Case:
     eager = Eager(module.eval(), arguments.from_names(module, [spec.name for spec in specs], {}))
     examples = Examples(specs, {})
     inputs = examples.make(examples.default_sizes)
-    task = ladder.Task(eager, specs, {}, inputs, tuple(eager.run(inputs)))
-    program, _ = ladder.capture(task, "export", lambda captured: None)
+    task = routes.Task(eager, specs, {}, inputs, tuple(eager.run(inputs)))
+    program, _ = routes.capture(task, "export", lambda captured: None)
     assert isinstance(program, Program)
     return Case(eager, program, inputs)
 

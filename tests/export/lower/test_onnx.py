@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
-from ingot.export.capture import ladder
+from ingot.export.capture import routes
 from ingot.export.lower.onnx import lower, outside
 from ingot.export.program import Program, quiet
 from ingot.runtime import EngineSpec, load_engine
@@ -69,10 +69,10 @@ def test_a_number_of_groups_that_is_a_size_is_refused_with_a_remedy() -> None:
 
 @pytest.mark.matrix
 def test_the_failure_of_the_first_route_is_named_with_an_operator_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(task: ladder.Task) -> ladder.Captured:
+    def refuse(task: routes.Task) -> routes.Captured:
         raise ParityError("the first graph differs")
 
-    monkeypatch.setitem(ladder.ROUTES, "export", refuse)
+    monkeypatch.setitem(routes.ROUTES, "export", refuse)
     with pytest.raises(
         ExportError, match=r"no translation of .*route 'strict': 'export' failed: the first graph differs"
     ):
