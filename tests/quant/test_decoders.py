@@ -19,6 +19,9 @@ from ingot.quant.config import WeightInt8, embeddings
 from ingot.quant.graph.decoder import DecoderSource
 from ingot.quant.graph.layers import tensor
 from ingot.quant.schemes import plan
+from ingot.runtime.loading import comparison
+from ingot.runtime.loading.choice import Chooser
+from ingot.runtime.settings.settings import Settings
 from tests.export.decoder import tiny
 from tests.support import RunIngot, succeeded
 
@@ -54,7 +57,7 @@ def perplexity(folder: Path, rows: list[list[int]]) -> float:
 
 
 def test_a_quantized_decoder_is_measured_on_a_text_and_served(
-    run_ingot: RunIngot, archive: Path, folder: Path, tmp_path: Path
+    run_ingot: RunIngot, archive: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     options = ("--recipe", "weight-int8", "--option", "block=32", "--force", "--data", tmp_path / "text.txt")
@@ -80,6 +83,12 @@ def test_a_quantized_decoder_is_measured_on_a_text_and_served(
     shown = run_ingot("inspect", tmp_path / "q.ingot").stdout
     assert "likely" in shown
     assert "equal to generate()'s" in shown
+    monkeypatch.setattr(comparison, "recorded", lambda variants: None)  # as on a machine without records
+    twice = (opened.unpacked().variant("fp32"),) * 2  # int8 is beyond its budget
+    chosen = Chooser("q", twice, Settings(device="cpu", slots=3))()
+    chosen.engine.close()
+    assert chosen.reason == "measured"
+    assert "could not be timed" not in chosen.why
     answers = [text(f"{tmp_path / 'q.ingot'}#{name}") for name in ("int8", "fp32")]
     assert min(map(len, answers)) > 10
 

@@ -201,13 +201,16 @@ class Chooser:
         cases = first[0].goldens or second[0].goldens
         if not cases:
             return first, second, f"{names[0]} and {names[1]} could not be timed because the archive has no goldens"
-        signature = next(variant.signature for variant in self._variants)
-        engines, settings = (first[1], second[1]), self._settings
-        costs = foreign.outcome(
-            lambda: comparison.measured(
-                engines, signature, cases[0].inputs, settings.limits.max_batch, settings.choice_time
-            )
-        )
+        variant, settings = self._variants[0], self._settings
+        engines, budget = (first[1], second[1]), settings.choice_time
+
+        def timed() -> list[Costs]:
+            if variant.serving.generation is not None:
+                return comparison.measured_steps(engines, settings.slots, budget)
+            limit = settings.limits.max_batch
+            return comparison.measured(engines, variant.signature, cases[0].inputs, limit, budget)
+
+        costs = foreign.outcome(timed)
         if isinstance(costs, Exception):  # either can serve
             log.warning("model %s: %s and %s could not be timed: %s", self._model, *names, costs)
             return first, second, f"{names[0]} and {names[1]} could not be timed"

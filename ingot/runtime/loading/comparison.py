@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ingot.model_store import Evidence, Variant
+from ingot.runtime.engines.decoder import step
 from ingot.runtime.engines.engine import Engine
 from ingot.runtime.machine import devices
 from ingot.runtime.profiling import profile
@@ -73,12 +74,29 @@ def measured(
         if slowest * samples * calls > _PATIENCE * budget:
             break
         timed = profile.measure_together(engines, signature, example, [samples], budget)
-        # On a busy machine, the ratios of CPU times are the more certain ones.
-        disturbed = any(latency.disturbed for (latency,) in timed)
-        for item, (latency,) in zip(costs, timed, strict=True):
-            item[latency.rows] = latency.cpu if disturbed and latency.cpu is not None else latency.seconds
+        for item, (latency,), seconds in zip(costs, timed, _certain(timed), strict=True):
+            item[latency.rows] = seconds
         slowest = max(latency.seconds for (latency,) in timed) / samples
     return list(costs)
+
+
+def measured_steps(engines: Sequence[Engine], slots: int, budget: float) -> list[Costs]:
+    """Time steps of decoders alternately, each of up to ``slots`` rows; ``budget`` is as for :func:`measured`."""
+    costs: list[dict[int, float]] = [{} for _ in engines]
+    for rows in dict.fromkeys(min(rows, slots) for rows in profile.BATCHES):
+        timed = profile.measure_together(engines, step.SIGNATURE, step.example(rows), budget=budget)
+        for item, latency in zip(costs, _certain(timed), strict=True):
+            item[rows] = latency
+    return list(costs)
+
+
+def _certain(timed: Sequence[profile.Latencies]) -> list[float]:
+    """Return the seconds of a call of each engine: of the processor where the machine was busy.
+
+    On a busy machine, the ratios of CPU times are the more certain ones.
+    """
+    disturbed = any(latency.disturbed for (latency,) in timed)
+    return [latency.cpu if disturbed and latency.cpu is not None else latency.seconds for (latency,) in timed]
 
 
 def _timed_here(evidence: Evidence) -> bool:

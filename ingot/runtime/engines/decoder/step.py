@@ -119,6 +119,13 @@ class Chosen(NamedTuple):
     seconds: Array
 
 
+def example(rows: int) -> dict[str, Array]:
+    """Return the inputs of a step by which variants are timed: rows without a token get their first, the likeliest."""
+    likeliest = Choice((0, 0, 1, 0, 1, 0, 0), seed=0, drawn=0, prompt=0, left=2)
+    none = np.zeros(rows, np.int64)
+    return Step(tokens=none, lengths=none, choices=[likeliest] * rows).arrays
+
+
 def _encoded(sources: Sequence[Source]) -> dict[str, Array]:
     sizes = [(source.row, source.tokens.size) for source in sources]
     tokens = np.concatenate([np.zeros(0, np.int64), *(source.tokens for source in sources)])
