@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import ingot
-from ingot.errors import InvalidArgument
+from ingot.cli.create.handler_proof import compared
+from ingot.errors import InvalidArgument, ParityError
 from ingot.importing.recognition.form import Form
 from ingot.importing.recognition.reader import recognized
 from ingot.steps.images.pictures import drawn
@@ -383,3 +384,10 @@ def test_options_that_do_not_fit(tmp_path: Path, run_ingot: RunIngot, options: l
     (tmp_path / "list.jsonl").write_text("[1]\n")
     found = refused(run_ingot("import", "pets.mar", *options, "-o", "pets.ingot", cwd=tmp_path))
     assert message in " ".join(found.split())
+
+
+def test_small_scores_are_compared_relative_to_the_largest() -> None:
+    theirs = [{"cat": 2e-5, "dog": 1e-5}]
+    assert compared("line 1", [{"cat": 2e-5, "dog": 1.0001e-5}], theirs) == pytest.approx(5e-5, rel=1e-3)
+    with pytest.raises(ParityError, match="line 1: the handler answers"):
+        compared("line 1", [{"cat": 2e-5, "dog": 1.1e-5}], theirs)

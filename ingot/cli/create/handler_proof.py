@@ -106,11 +106,11 @@ def prove(requests: Sequence[Recorded], permit: str | None, declared: Archive, o
         for request in requests:
             ours, theirs = (_answered(place, name, request.parts) for name in names)
             if theirs is not None:
-                errors.append(_compared(request.where, ours, theirs))
+                errors.append(compared(request.where, ours, theirs))
     if not errors:
         raise ParityError(f"the handler answers none of the {len(requests)} requests, so that nothing can be compared")
     return StepsEvidence(
-        reference=f"the handler's own code, on {len(requests)} recorded requests",
+        reference=f"the handler's own code, on {len(errors)} recorded requests",
         items=0,
         answers=len(errors),
         error=max(errors),
@@ -118,8 +118,9 @@ def prove(requests: Sequence[Recorded], permit: str | None, declared: Archive, o
     )
 
 
-def _compared(where: str, ours: Any, theirs: Any) -> float:
-    difference = _difference(ours, theirs)
+def compared(where: str, ours: Any, theirs: Any) -> float:
+    """Return the difference of two answers, relative to the largest number that the handler answers."""
+    difference = _difference(ours, theirs) / (_largest(theirs) or 1)
     if difference > _TOLERANCE:
         shown = [one_line(json.dumps(each))[:_SHOWN] if each is not None else "an error" for each in (theirs, ours)]
         raise ParityError(
@@ -138,6 +139,12 @@ def _difference(ours: Any, theirs: Any) -> float:
     if isinstance(ours, float) and isinstance(theirs, float) and math.isfinite(difference := abs(ours - theirs)):
         return difference
     return 0.0 if ours == theirs and type(ours) is type(theirs) else math.inf  # NaN, too: a comparison would hide it
+
+
+def _largest(value: Any) -> float:
+    if isinstance(value, dict | list):
+        return max(map(_largest, value.values() if isinstance(value, dict) else value), default=0.0)
+    return abs(value) if isinstance(value, float) and math.isfinite(value) else 0.0
 
 
 def _answered(place: str, name: str, parts: Sequence[Part]) -> Any:
