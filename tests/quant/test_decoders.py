@@ -125,7 +125,9 @@ def test_the_search_tries_weights_alone(run_ingot: RunIngot, archive: Path, tmp_
     assert {*report["candidates"][0]["recipe"]["schemes"].values()} <= {"int8", "int4"}
     assert "measured on generated texts only" in " ".join(report["notes"])
     scores = {item["name"]: item["score"]["value"] for item in report["candidates"]}
-    assert 0.5 < scores["int4 weights"] <= scores["int8 weights"] <= 1
+    # Of random weights, several tokens are nearly as likely; one chosen at random would be equal in under 1 %.
+    assert 0.2 < scores["int4 weights"] < scores["int8 weights"] <= 1
+    assert scores["int8 weights"] > 0.8
 
 
 def test_tied_weights_are_quantized_where_the_embedding_stays(archive: Path, tmp_path: Path) -> None:
