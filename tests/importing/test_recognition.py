@@ -188,6 +188,21 @@ def test_an_answer_to_other_requests_is_named() -> None:
     assert "h.py, line 42: left out: return ['dark']" in lines
 
 
+def test_the_other_of_two_branches_is_named() -> None:
+    scored = """def scored(values):
+    if len(values) > 3:
+        scores = torch.softmax(values, 1)
+    else:
+        scores = torch.sigmoid(values)
+    return scores
+
+
+"""
+    form, lines = read(scored + PICTURES.replace("torch.softmax(outputs, dim=1)", "scored(outputs)"))
+    assert form.function == "softmax"
+    assert "h.py, line 5: left out: scores = torch.sigmoid(values)" in lines
+
+
 def test_a_handler_of_texts_is_recognized() -> None:
     form, _ = read(TEXTS)
     assert (form.tokens, form.inputs) == ({"lower": True, "max_length": 8}, ("input_ids", "attention_mask"))
@@ -211,7 +226,7 @@ def test_a_class_of_torchserve_keeps_what_a_handler_does_not_change() -> None:
         (
             "map_class_to_label(scores.tolist(), self.mapping, classes.tolist())",
             "scores.tolist()",
-            "no names with scor",
+            "its answer has no names with scor",
         ),
         ("return torch.cat(", "while True: pass\n        return torch.cat(", "line 38: while True: pass"),
         ("    def postprocess", "    @doubled\n    def postprocess", r"line 40: doubled \(a decorator\)"),

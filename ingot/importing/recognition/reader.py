@@ -41,8 +41,8 @@ def recognized(code: str, file: str, function: str) -> tuple[Form, tuple[str, ..
         raise InvalidArgument(f"{file} cannot be read as Python: {error}") from error
     if reader.unknown or answer.stage is not Stage.ANSWER:
         known = [f"line {line}: {text}" for line, text in sorted(reader.unknown.items())[:_MOST_NAMED]]
-        why = "; ".join(known) or "no names with scores are answered (map_class_to_label)"
-        raise InvalidArgument(f"the handler {file} does not become steps, because of {why}. {_KNOWN}")
+        why = "; ".join(known) or "its answer has no names with scores (map_class_to_label)"
+        raise InvalidArgument(f"the handler {file} does not become steps: {why}. {_KNOWN}")
     left = {line: f"left out: {text}" for line, text in reader.left.items()}
     lines = sorted((reader.found | left).items())
     return answer.form, tuple(f"{file}, line {line}: {text}" for line, text in lines)
@@ -167,7 +167,7 @@ class _Reader:
                 self.unknown[node.lineno] = shown(node)
 
     def _branches(self, node: ast.If, scope: Scope) -> None:
-        """Follow the branch whose values come further; unknown code of the other one is left out."""
+        """Follow the branch whose values come further, or else the first; the other one is left out, with a note."""
         before, known = dict(scope.values), dict(self.unknown)
         ends = []
         for body in (node.body, node.orelse):
@@ -182,6 +182,9 @@ class _Reader:
         kept, left = (faults, others) if lead > 0 else (others, faults)
         self.unknown = known | (faults | others if lead == 0 else kept)
         self.left |= left if lead else {}
+        if any(first[name].form != second[name].form for name in first.keys() & second.keys()) and not lead:
+            other = node.orelse[0] if node.orelse else node
+            self.left[other.lineno] = shown(other) if node.orelse else f"the case that not {shown(node.test)}"
 
     def _assign(self, target: ast.expr, value: Value, scope: Scope) -> None:
         match target:
