@@ -48,9 +48,14 @@ class Source(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How a token is chosen: :data:`KNOBS`, and the seed; how many tokens were chosen before, and those of the prompt;
+    """How a token is chosen.
 
-    and how many tokens the answer may still have, this one included.
+    Attributes:
+        knobs: the numbers of :data:`KNOBS`.
+        seed: of its random numbers.
+        drawn: tokens of the answer that were chosen before.
+        prompt: tokens of the prompt.
+        left: tokens that the answer may still have, this one included.
     """
 
     knobs: tuple[float, ...]
